@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULT_STRATEGIES = ("ddp", "fifo", "wfbp")
+_WARMUP = 10
 _OF_WORKLOADS = (
     "workload",
     "width",
@@ -134,9 +136,8 @@ Examples:
 @click.option(
     "--warmup",
     type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Steps at the start that are trained but not measured.",
+    help="Steps at the start that are trained but not measured.  "
+    f"[default: {_WARMUP}, at most half of --steps]",
 )
 @click.option(
     "--repeats",
@@ -192,6 +193,13 @@ Examples:
     type=float,
     help="Report the time until the training loss, averaged over 5 steps, is at most this.",
 )
+@click.option(
+    "--max-other-cores",
+    type=click.FloatRange(0),
+    metavar="CORES",
+    help="A run during which other processes keep more cores busy than this is made once more, if "
+    "the machine is quiet then, and else marked as disturbed.  [default: a tenth of the machine's]",
+)
 @_timeout(3600.0, "a run is ended and reported as hung")
 @click.option(
     "--pace",
@@ -230,7 +238,7 @@ def run_command(
     specs: tuple[str, ...],
     ranks: int | None,
     steps: int,
-    warmup: int,
+    warmup: int | None,
     repeats: int,
     max_minutes: float | None,
     also: tuple[str, ...],
@@ -240,6 +248,7 @@ def run_command(
     learning_rate: float | None,
     seed: int,
     target_loss: float | None,
+    max_other_cores: float | None,
     timeout: float,
     pace: str | None,
     protocol: str | None,
@@ -289,11 +298,14 @@ def run_command(
         strategies=[UNCHANGED, *strategies, *own_rows] if command else strategies,
         ranks=of_hosts if command else of_hosts or ranks or 2,
         steps=steps,
-        warmup=warmup,
+        warmup=min(_WARMUP, steps // 2) if warmup is None else warmup,
         repeats=repeats,
         max_minutes=max_minutes,
         also=own_rows,
         seed=seed,
+        max_other_cores=(
+            (os.cpu_count() or 1) / 10 if max_other_cores is None else max_other_cores
+        ),
         timeout_s=timeout,
         target_loss=target_loss,
         slow=list(slow),

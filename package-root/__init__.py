@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from os import PathLike
 
@@ -18,11 +19,13 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "annotate", "open"]
 
 
-def open(path: str | PathLike[str]) -> Trace:
+def open(path: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
     """Opens a trace.
 
     Args:
-        path: A directory written by ``ddltrace run``, or an importable file or folder.
+        path: A directory written by ``ddltrace run``, or an importable file or folder; on this
+            machine, or the URL of one in a store. A list of several of this machine is opened as
+            one job, as ``ddltrace analyze`` does.
 
     Returns:
         The trace, with aligned clocks. Its events load on demand.
@@ -30,10 +33,18 @@ def open(path: str | PathLike[str]) -> Trace:
     Raises:
         ddltrace.tracer.errors.TraceError: The trace is missing, corrupt, or has an unsupported
             schema version.
+        ddltrace.tracer.errors.UsageError: Several paths are not of one job, or lie in a store; a
+            URL has credentials or unknown parameters.
+        TypeError: `path` is neither a path nor a list of paths.
     """
-    from ddltrace.analyzer.trace.opened_trace import open_trace
+    from os import PathLike
 
-    return open_trace(path)
+    from ddltrace.analyzer.trace.opened_trace import open_trace
+    from ddltrace.analyzer.trace.trace_directories import open_until_exit
+
+    if isinstance(path, str | PathLike):
+        return open_trace(path)
+    return open_until_exit(path)
 
 
 def annotate(name: str) -> AbstractContextManager[None]:

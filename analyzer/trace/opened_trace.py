@@ -31,7 +31,7 @@ from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.trace.align import RankClock, align
 from ddltrace.analyzer.trace.clock_bounds import CLOCK_COLUMNS, ProcessTimes, process_times
 from ddltrace.analyzer.trace.run_validation import check_run
-from ddltrace.tracer.errors import TraceError, is_store_failure
+from ddltrace.tracer.errors import TraceError, UsageError, is_store_failure
 from ddltrace.tracer.storage.local_copy import local_copy
 from ddltrace.tracer.storage.location import Location, location_of, matches
 from ddltrace.tracer.trace.counters import COUNTERS, read_counters
@@ -142,6 +142,13 @@ def _read_run(path: Location) -> RunInfo:
         raise TraceError(f"{path / RUN_FILE} is damaged: {error!s:.120}") from error
 
 
+def _check_consecutive(steps: range) -> None:
+    if not isinstance(steps, range) or steps.step != 1:
+        raise UsageError(
+            f"steps are a range of consecutive numbers, such as range(10, 20), not {steps!r:.80}"
+        )
+
+
 class Trace:
     """One run's events, tensors and process groups, on rank 0's clock.
 
@@ -240,8 +247,12 @@ class Trace:
         steps.
 
         Args:
-            steps: Numbers of steps, as events of this trace have them.
+            steps: Numbers of consecutive steps, as events of this trace have them.
+
+        Raises:
+            UsageError: They are not consecutive.
         """
+        _check_consecutive(steps)
         view = copy.copy(self)
         # These are of the whole trace.
         view.__dict__["clocks"] = self.clocks
@@ -564,15 +575,18 @@ class Trace:
         """Measures the trace.
 
         Args:
-            steps: Only these steps; by default the whole trace, summarized over its steady
-                steps.
+            steps: Only these consecutive steps, such as ``range(10, 20)``; by default the whole
+                trace, summarized over its steady steps.
 
         Returns:
             The analysis, see `ddltrace.analyzer.model.Analysis`.
 
         Raises:
             TraceError: The trace has none of those steps.
+            UsageError: The steps are not consecutive.
         """
+        if steps is not None:
+            _check_consecutive(steps)
         from ddltrace.analyzer.analysis import analyze
 
         return analyze(self, steps)

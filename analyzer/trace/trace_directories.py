@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.trace.opened_trace import Trace, open_files, open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
-from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 from ddltrace.tracer.trace.trace_parts import check_same_time, joined
 
@@ -55,6 +58,28 @@ def open_as_one(paths: Sequence[Location], engine: Engine | None = None) -> Iter
     check_same_time(local)
     with joined(local) as whole:
         yield open_trace(whole, engine)
+
+
+_OPENED: Final = contextlib.ExitStack()
+"""What `open_until_exit` has opened."""
+atexit.register(_OPENED.close)
+
+
+def open_until_exit(paths: Sequence[str | os.PathLike[str]]) -> Trace:
+    """As `open_as_one`, for a trace that may be read until the interpreter exits.
+
+    Raises:
+        TypeError: An argument is not a path, or `paths` no list.
+        UsageError: See `open_as_one`; or there are no paths.
+        TraceError: See `open_as_one`.
+    """
+    if not isinstance(paths, Sequence) or not all(
+        isinstance(path, str | os.PathLike) for path in paths
+    ):
+        raise TypeError(f"a trace is opened by a path or a list of paths, not by {paths!r:.80}")
+    if not paths:
+        raise UsageError("the list of paths is empty: give at least one")
+    return _OPENED.enter_context(open_as_one([location_of(path) for path in paths]))
 
 
 def _is_imported(path: Path) -> bool:

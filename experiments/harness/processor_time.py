@@ -35,6 +35,11 @@ class OtherCores:
         return max(0.0, (busy - self._busy - (_own_seconds() - self._own)) / wall)
 
 
+def exceeds(other_cores: float | None, limit: float | None) -> bool:
+    """Whether more cores than the limit are known to be busy with other work; None: no limit."""
+    return other_cores is not None and limit is not None and other_cores > limit
+
+
 def _busy_seconds() -> float | None:
     """Seconds that all cores together have worked since the machine's start."""
     try:

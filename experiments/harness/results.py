@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ddltrace.experiments.harness.loss_curves import time_to_loss
+from ddltrace.experiments.harness.processor_time import exceeds
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.step_intervals import (
     Difference,
@@ -83,6 +84,8 @@ class Row:
         runs: Every run, round by round.
         choices: Those of the last finished run.
         synchronization: As that of `Run`, over all finished runs.
+        disturbed: Rounds in which other processes kept more cores than the experiment's
+            `max_other_cores` busy: the times of these runs are not those of the strategy alone.
         notes: Restrictions on the validity of the numbers.
     """
 
@@ -111,6 +114,7 @@ class Row:
     protocol: str | None = None
     synchronization: dict[str, Any] | None = None
     choices: dict[str, Any] = field(default_factory=dict)
+    disturbed: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
@@ -232,6 +236,7 @@ def summarize(
     target_loss: float | None = None,
     paced: bool = False,
     protocol: str | None = None,
+    max_other_cores: float | None = None,
 ) -> Row:
     """The row of a strategy from its runs.
 
@@ -242,6 +247,7 @@ def summarize(
         target_loss: The training loss for `Row.time_to_loss_us`.
         paced: Whether the layers waited out given device times.
         protocol: As of `Row`.
+        max_other_cores: Cores that other processes may keep busy; None for any number.
     """
     finished = [run for run in runs if run.is_finished]
     steps = [wall for run in finished for wall in run.step_us]
@@ -271,6 +277,7 @@ def summarize(
         protocol=protocol,
         choices=finished[-1].choices if finished else {},
         synchronization=merged([r.synchronization for r in finished if r.synchronization]),
+        disturbed=[run.round for run in finished if exceeds(run.other_cores, max_other_cores)],
         notes=[
             *dict.fromkeys(note for run in runs for note in run.notes),
             *_notes_of_cycle(finished, cycle),

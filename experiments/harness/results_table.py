@@ -86,13 +86,15 @@ def _synchronization(results: Results) -> list[str]:
 
 
 def label(row: Row) -> str:
-    """A row's name: the strategy, marked if its layers or messages were paced."""
+    """A row's name: the strategy, marked if it was paced or disturbed."""
     marks = []
     protocol = None if row.protocol is None else read_protocol(row.protocol)
     if row.paced or (protocol is not None and protocol.is_paced):
         marks.append("paced")
     if protocol is not None:
         marks.append(f"{'profile' if protocol.is_paced else 'protocol'} {protocol.name}")
+    if row.disturbed:
+        marks.append("disturbed")
     return f"{row.strategy} ({', '.join(marks)})" if marks else row.strategy
 
 
@@ -213,8 +215,19 @@ def explanations(results: Results) -> list[str]:
             lines.append(f"{name} {row.status}: {printable(str(row.reason))}")
         if row.replicas_identical is False:
             lines.append(f"{name}: the ranks ended with different parameters.")
+        if row.disturbed:
+            lines.append(f"{name}: {_disturbance(row)}")
         lines += [f"{name}: {printable(str(note))}" for note in row.notes]
     return lines
+
+
+def _disturbance(row: Row) -> str:
+    runs = [run for run in row.runs if run.round in row.disturbed]
+    most = max((run.other_cores or 0.0 for run in runs), default=0.0)
+    rounds = ", ".join(map(str, row.disturbed))
+    return (
+        f"other processes kept up to {most:.2f} cores busy (round {rounds}); do not trust its times"
+    )
 
 
 def choice_lines(row: Row) -> list[str]:

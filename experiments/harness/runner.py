@@ -19,7 +19,7 @@ from ddltrace.experiments.harness.job_command import job_command, log_path, outc
 from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_job
 from ddltrace.experiments.harness.loss_curves import smoothed
 from ddltrace.experiments.harness.measurement import measure
-from ddltrace.experiments.harness.processor_time import OtherCores
+from ddltrace.experiments.harness.processor_time import OtherCores, exceeds
 from ddltrace.experiments.harness.results import Results, Row, summarize
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
@@ -29,6 +29,9 @@ from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
 from ddltrace.tracer.trace.run_reader import read_run
+
+_LOOK_S: Final = 0.5
+"""Seconds for which other processes are observed before a run is repeated."""
 
 _CLOSING: Final = ("ddltrace: nothing was recorded: ", "ddltrace: trace of ", "ddltrace: next: ")
 """Starts of the lines that the launcher prints after the end of any job."""
@@ -152,23 +155,37 @@ class _Experiment:
         return self._results
 
     def _make_round(self, number: int, progress: Progress) -> bool:
-        """Executes the missing runs of a round.
+        """Executes the missing runs of a round, and once more those that were disturbed.
+
+        A run is repeated only if the machine is quiet by then.
 
         Returns:
             Whether all differences to the baseline are decided.
         """
+        made: list[PlannedRun] = []
         for planned in self._planned:
             key = planned.strategy, planned.round
             if planned.round != number or key in self._runs:
                 continue
-            progress.start(planned)
-            self._write("running", planned)
-            self._runs[key] = _make_run(
-                planned, self._settings, self._directory, self._results.settings
-            )
-            progress.end(self._runs[key])
+            made.append(planned)
+            self._make(planned, progress)
+        for planned in made:
+            others = self._runs[planned.strategy, planned.round].other_cores
+            limit = self._settings.max_other_cores
+            if exceeds(others, limit) and not exceeds(_current_other_cores(), limit):
+                self._make(planned, progress)
         self._write("running")
         return all(found is None or found.is_decided for found in self._results.differences())
+
+    def _make(self, planned: PlannedRun, progress: Progress) -> None:
+        key = planned.strategy, planned.round
+        self._runs.pop(key, None)  # if this is interrupted, it is missing
+        progress.start(planned)
+        self._write("running", planned)
+        self._runs[key] = _make_run(
+            planned, self._settings, self._directory, self._results.settings
+        )
+        progress.end(self._runs[key])
 
     def _needs_round(self, decided: list[bool], start: float, begin: float) -> bool:
         """Whether to make a further round: it is not decided twice in a row, and there is time.
@@ -211,7 +228,14 @@ class _Experiment:
             target_loss=self._settings.target_loss,
             paced=self._settings.pace is not None,
             protocol=self._settings.protocol,
+            max_other_cores=self._settings.max_other_cores,
         )
+
+
+def _current_other_cores() -> float | None:
+    others = OtherCores()
+    time.sleep(_LOOK_S)
+    return others.mean()
 
 
 def _make_run(

@@ -27,6 +27,8 @@ class Settings:
         max_minutes: Further rounds are made until all differences are decided or the experiment
             has taken this long; None for no further rounds.
         also: Further settings of the user's own job, by the names of their rows: the commands.
+        max_other_cores: A run during which other processes kept more cores than this busy is
+            disturbed. It is made once more, and marked if it is still disturbed. None: no limit.
         timeout_s: A run that takes longer than this many seconds is ended.
         target_loss: Training loss whose time is reported; None for none.
         pace: Trace or built-in profile whose layer times the layers wait out; None if they
@@ -58,6 +60,7 @@ class Settings:
     repeats: int = 1
     max_minutes: float | None = None
     also: dict[str, list[str]] = field(default_factory=dict)
+    max_other_cores: float | None = None
     timeout_s: float = 3600.0
     target_loss: float | None = None
     pace: str | None = None

@@ -2,7 +2,7 @@
 
 The axes are those of Dong & Ouyang, "Optimization Techniques of Network Communication in
 Distributed Deep Learning Systems", ZTE Technology Journal, 2020, with the optimizer's own rule
-added. A new technique is a new file and one entry in the list of its axis.
+added. CONTRIBUTING.md names the places of a new technique.
 """
 
 from __future__ import annotations

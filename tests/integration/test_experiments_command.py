@@ -18,7 +18,7 @@ from ddltrace.experiments.harness.measurement import measure
 
 COMMAND = [sys.executable, "-m", "ddltrace", "experiment"]
 SMALL = ["--ranks", "2", "--steps", "24", "--warmup", "8", "--width", "8", "--batch-size", "8"]
-SMALL += ["--learning-rate", "0.1", "--repeats", "1"]
+SMALL += ["--learning-rate", "0.1", "--repeats", "1", "--max-other-cores", "1000"]
 # Of a model of width 8, layer by layer, weights and biases: what the ranks exchange in a step.
 GRADIENT_BYTES = 4 * (80 + 584 + 1168 + 2320 + 4640 + 9248 + 1290)
 TENSORS = 14
@@ -227,6 +227,7 @@ def test_an_experiment_on_a_shaped_network(tmp_path: Path) -> None:
         pytest.skip("network namespaces need root")
     output = tmp_path / "out"
     network = ["--hosts", "2", "--bandwidth", "100mbit", "--width", "32"]
+    network += ["--max-other-cores", "1000"]
     arguments = ["--strategy", "fifo", "--repeats", "1", "--steps", "16", "--warmup", "4", *network]
     done = subprocess.run(
         [*COMMAND, "run", *arguments, "-o", str(output), "--json"],
@@ -249,7 +250,7 @@ def test_a_users_own_job_runs_unchanged_and_under_a_strategy(tmp_path: Path) -> 
     script = Path(__file__).parents[2] / "docs" / "examples" / "train_digits.py"
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ["--strategy", "bf16", "--repeats", "1", "--steps", "14", "--warmup", "4"]
-    options += ["-o", str(tmp_path / "out")]
+    options += ["-o", str(tmp_path / "out"), "--max-other-cores", "1000"]
     done = call("run", *options, "--json", "--", *job, str(script), "--epochs", "50")
     unchanged, bf16 = json.loads(done.stdout)["rows"]
     assert (unchanged["strategy"], bf16["strategy"]) == ("unchanged", "bf16")

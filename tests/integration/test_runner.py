@@ -13,11 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ddltrace.experiments.harness import processor_time, runner
+from ddltrace.experiments.harness import html_report, processor_time, runner
 from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, read_also
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import load
+from ddltrace.experiments.harness.results_table import render
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings
@@ -108,6 +109,48 @@ def test_rounds_are_added_until_it_is_decided_or_the_time_is_up(
         assert load(folder).settings["repeats"] == rounds
         assert results.status == "complete"
         assert results.progress["total"] == 2 * rounds
+
+
+class Others:
+    """The cores that other processes keep busy: one number for each time that it is asked."""
+
+    def __init__(self, means: list[float]) -> None:
+        self._means = means
+
+    def __call__(self) -> Others:
+        return self
+
+    def mean(self) -> float:
+        return self._means.pop(0)
+
+
+def test_a_disturbed_run_is_made_again_when_the_machine_is_quiet(
+    broken: dict[tuple[str, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(SETTINGS, strategies=["ddp", "fifo"], repeats=1, max_other_cores=0.2)
+    monkeypatch.setattr(runner, "_LOOK_S", 0.0)
+    for name, means, made, disturbed in (
+        # Both runs of the round; then, for a disturbed one, the machine and the run again.
+        ("quiet", [0.67, 0.2, 0.0, 0.1], ["ddp", "fifo", "ddp"], [[], []]),
+        ("busy", [0.67, 0.0, 0.5], ["ddp", "fifo"], [[1], []]),
+        ("again", [0.1, 0.67, 0.0, 0.9], ["ddp", "fifo", "fifo"], [[], [1]]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        heard = Heard()
+        monkeypatch.setattr(runner, "OtherCores", Others(means))
+        runner.run_experiment(own, folder, heard)
+        results = load(folder)
+        assert [strategy for strategy, *_ in heard.started] == made
+        assert [row.disturbed for row in results.rows] == disturbed
+        assert means == []
+        assert [len(row.runs) for row in results.rows] == [1, 1]
+        text = render(results)
+        assert ("(disturbed)" in text) == (disturbed != [[], []])
+        if name == "again":
+            assert "up to 0.90 cores busy (round 1); do not trust its times" in text
+            page = html_report.render(results, folder)
+            assert page.count("fifo (disturbed)") >= 2
 
 
 def test_own_settings_are_rows_with_their_own_command(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_a_killed_process_leaves_nothing_behind(victim: str, tmp_path: Path) -> 
     synchronous = victim == "summing server"
     strategy = "ps:servers=1" if synchronous else "ps:servers=1+asp"
     command = [*DDLTRACE, "experiment", "run", "--repeats=1", "--strategy", strategy, "--json"]
+    command += ["--max-other-cores", "1000"]
     command += ["--ranks", "3", "--width", "2", "--batch-size", "4", "--steps", steps]
     job = subprocess.Popen(
         [*command, "-o", str(tmp_path / "out"), "--timeout", "200"],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import ddltrace
 from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.analyzer.trace.trace_directories import open_as_one
@@ -113,3 +114,34 @@ def test_what_is_not_of_one_job_is_refused_in_one_line(build_class, tmp_path, se
     assert message in str(result.exception)
     assert "\n" not in str(result.exception)
     assert result.stdout == ""
+
+
+def test_the_python_api_opens_several_as_one(build_class, tmp_path):
+    nodes = [_part(build_class, tmp_path / f"n{rank}", rank, 1000 + rank) for rank in (0, 1)]
+    trace = ddltrace.open(nodes)
+    assert trace.analyze().joining.complete == 1
+    assert ddltrace.open(nodes[:1]).ranks == [0]
+    # A view outlives the trace that it was made of.
+    view = ddltrace.open([str(node) for node in nodes]).of_rank(1)
+    assert view.events(1).num_rows == 1
+
+
+@pytest.mark.parametrize("paths", [(5), (None), ([5]), (b"x"), (["a", None])])
+def test_what_is_no_path_is_refused(paths):
+    with pytest.raises(TypeError, match="by a path or a list of paths"):
+        ddltrace.open(paths)
+
+
+def test_no_paths_are_refused():
+    with pytest.raises(UsageError, match="empty"):
+        ddltrace.open([])
+
+
+@pytest.mark.parametrize(
+    "steps", [range(0, 30, 2), range(9, 0, -1), [1, 2], 3, (0, 5), slice(0, 5)]
+)
+def test_steps_that_are_not_consecutive_are_refused(build_class, tmp_path, steps):
+    trace = ddltrace.open(_part(build_class, tmp_path / "n0", 0, 1000))
+    for use in (trace.analyze, trace.within):
+        with pytest.raises(UsageError, match="consecutive"):
+            use(steps)
