@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chakra.messages import (
@@ -35,6 +37,7 @@ from ddltrace.analyzer.importers.chakra.messages import (
 )
 from ddltrace.analyzer.importers.communication import count, public_op
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
+from ddltrace.analyzer.importers.lost_times import without_time
 from ddltrace.analyzer.importers.memory_limit import check_memory
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
@@ -72,10 +75,6 @@ _JSON_TIMES: Final = 5
 
 _MAX_JSON: Final = 1 << 30
 _MAX_SPANS: Final = 1 << 22
-_DAY_NS: Final = 86_400 * 10**9
-"""If the first time is later, the clock did not begin with the trace, and a start of 0 means
-unknown."""
-
 _MAX_INT32: Final = (1 << 31) - 1
 
 
@@ -379,8 +378,7 @@ def _place_in_time(files: list[_File], notes: list[str]) -> bool:
     _leave_ends_open(nodes, notes)
     starts = [node.row.start_ns for node in nodes if node.row.start_ns]
     if starts:
-        if min(starts) > _DAY_NS:
-            _leave_out_unplaced(files, notes)
+        _leave_out_unplaced(files, notes)
         return True
     if not any(node.duration_ns for node in nodes):
         raise TraceError(
@@ -444,13 +442,17 @@ def _leave_out_untimed(files: list[_File], notes: list[str], *, has_starts: bool
 
 
 def _leave_out_unplaced(files: list[_File], notes: list[str]) -> None:
-    """Leaves out nodes without a start, in files whose clock does not begin at zero."""
-    unplaced = 0
+    """Leaves out nodes without a start, which have 0 where the clock does not begin at zero."""
+    nodes = [node for file in files for node in file.nodes]
+    unknown = without_time(
+        np.array([node.row.start_ns for node in nodes]),
+        np.array([node.duration_ns for node in nodes]),
+        may_begin_at_0=True,
+    )
+    lost = {id(nodes[place]) for place in np.flatnonzero(unknown).tolist()}
     for file in files:
-        placed = [node for node in file.nodes if node.row.start_ns]
-        unplaced += len(file.nodes) - len(placed)
-        file.nodes = placed
-    if unplaced:
+        file.nodes = [node for node in file.nodes if id(node) not in lost]
+    if unplaced := len(lost):
         notes.append(f"{counted(unplaced, 'node')} without a start time left out")
 
 

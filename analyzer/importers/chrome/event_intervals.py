@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from ddltrace.analyzer.importers.chrome.trace_events import (
     NO_ARGS,
     Args,
@@ -21,6 +23,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     args_of,
 )
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS
+from ddltrace.analyzer.importers.lost_times import without_time
 
 _MAX_DEPTH: Final = 4096
 
@@ -105,7 +108,20 @@ class _Builder:
                 self._found.instants.append(Interval(time, time, event.name, event.cat, track))
 
     def finish(self) -> Recording:
-        return self._found
+        found = self._found
+        every = found.intervals + found.instants
+        unknown = without_time(
+            np.array([each.start_ns for each in every]),
+            np.array([(each.end_ns or each.start_ns) - each.start_ns for each in every]),
+            may_begin_at_0=True,
+        )
+        if unknown.any():
+            known = [each for each, lost in zip(every, unknown.tolist(), strict=True) if not lost]
+            instants = {id(each) for each in found.instants}
+            found.left_out += len(every) - len(known)
+            found.intervals = [each for each in known if id(each) not in instants]
+            found.instants = [each for each in known if id(each) in instants]
+        return found
 
     def _complete(self, event: Complete, time: int) -> None:
         duration = _nanoseconds(event.dur)

@@ -12,13 +12,10 @@ import numpy.typing as npt
 from ddltrace.analyzer.importers.chrome.trace_events import Args
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS
 from ddltrace.analyzer.importers.kineto.decode import Decoded
+from ddltrace.analyzer.importers.lost_times import without_time
 
 NOT_EVENTS: Final = "Trace"
 """The category of the profiler's own span around everything."""
-
-_FAR_US: Final = 1e5
-_TIMES_FAR: Final = 1000
-"""So many times the recording before all others, an interval that begins at 0 covers nothing."""
 
 
 @dataclass
@@ -93,7 +90,7 @@ def intervals_of(decoded: Decoded) -> Intervals:
     ts, duration = column(decoded, "ts", np.float64), column(decoded, "dur", np.float64)
     limit = MAX_TIME_NS / 1000
     good = (np.abs(ts) < limit) & (duration >= 0) & (duration < limit)
-    good &= ~_without_time(ts, duration, good)
+    good[good] = ~without_time(ts[good], duration[good], ns=1000)
     category = column(decoded, "category", np.int32)
     own_span = np.array([name == NOT_EVENTS for name in decoded.categories] or [False])
     wanted = good & ~own_span[category]
@@ -128,20 +125,6 @@ def intervals_of(decoded: Decoded) -> Intervals:
         sizes=sizes,
         left_out=left_out,
     )
-
-
-def _without_time(
-    ts: npt.NDArray[np.float64], duration: npt.NDArray[np.float64], good: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """Which intervals have the time 0 because theirs is unknown: far before all others."""
-    zero = good & (ts == 0)
-    others = good & ~zero
-    if not zero.any() or not others.any():
-        return np.zeros(len(ts), dtype=bool)
-    begin, end = ts[others].min(), (ts + duration)[others].max()
-    far = max(end - begin, _FAR_US)
-    unknown: npt.NDArray[np.bool_] = zero & ((begin - duration > far) | (begin > _TIMES_FAR * far))
-    return unknown
 
 
 def column(decoded: Decoded, name: str, kind: Any) -> npt.NDArray[Any]:

@@ -264,3 +264,28 @@ def test_two_files_of_one_rank(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(chakra_file(nodes, {"rank": 1}))
     with pytest.raises(TraceError, match="several files are of one rank"):
         formats.read(tmp_path)
+
+
+@pytest.mark.parametrize("first", [3_600_000_000, START])
+def test_a_node_at_0_far_before_all_others_has_no_start(tmp_path: Path, first: int) -> None:
+    nodes = [
+        chakra_node(1, "lost", COMP, duration=3),
+        chakra_node(2, "a", COMP, start=first, duration=7),
+        chakra_node(3, "b", COMP, start=first + 20, duration=7),
+    ]
+    path = tmp_path / "trace.0.et"
+    path.write_bytes(chakra_file(nodes))
+    trace = formats.read(path)
+    assert [row["name"] for row in rows(trace)] == ["a", "b"]
+    assert "1 node without a start time left out" in trace.run.notes
+
+
+@pytest.mark.parametrize("second", [4, 5_000_000])
+def test_a_node_at_0_where_the_clock_begins_is_kept(tmp_path: Path, second: int) -> None:
+    nodes = [
+        chakra_node(1, "first", COMP, start=0, duration=3),
+        chakra_node(2, "second", COMP, start=second, duration=7),
+    ]
+    path = tmp_path / "trace.0.et"
+    path.write_bytes(chakra_file(nodes))
+    assert [row["name"] for row in rows(formats.read(path))] == ["first", "second"]

@@ -648,3 +648,20 @@ def test_what_is_no_trace_is_not_recognized(tmp_path: Path) -> None:
     assert not formats.recognizes(tmp_path / "missing")
     with pytest.raises(TraceError, match="no format that can be imported"):
         formats.read(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "kept"), [(3_600_000_000.0, False), (40.0, True)])
+def test_a_chrome_event_at_0_far_before_all_others_has_no_time(
+    tmp_path: Path, first: float, kept: bool
+) -> None:
+    events = [
+        {"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 5}
+        for name, ts in (("lost", 0), ("a", first), ("b", first + 30))
+    ]
+    events.append({"ph": "i", "name": "mark", "pid": 1, "tid": 1, "ts": 0})
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+    trace = formats.read(tmp_path / "a.json")
+    names = {row["name"] for row in rows(trace)}
+    assert names == ({"lost", "a", "b", "mark"} if kept else {"a", "b"})
+    said = any("2 events without a usable time left out" in note for note in trace.run.notes)
+    assert said is not kept
