@@ -24,7 +24,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
     host_options,
     on_hosts,
 )
-from ddltrace.tracer.next_command import print_next_command
+from ddltrace.tracer.next_command import print_next_command, say
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
@@ -189,27 +189,26 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         # nothing would apply its strategy.
         if uses_plugin:
             raise
-        click.echo(f"ddltrace: nothing is recorded, the job runs untraced: {error}", err=True)
+        say(f"nothing is recorded, the job runs untraced: {error}")
         return run_untraced(command, umask)
     missing = None if upload is None else upload.finish()
     if result.num_ranks == 0:
         why = explain_nothing_recorded(command, result.reasons)
-        click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
+        say(f"nothing was recorded: {why}")
         _keep_reason(directory, why)
         if missing is not None:
             _report_place(whole, upload, missing)
         return result.exit_status if result.harmed else result.exit_status or 1
     if measure_cost:
-        click.echo(f"ddltrace: {_measured_cost(directory)}", err=True)
+        say(_measured_cost(directory))
     for note in result.notes:
-        click.echo(f"ddltrace: note: {note}", err=True)
+        say(f"note: {note}")
     ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
-    click.echo(f"ddltrace: trace of {ranks} in {directory}", err=True)
+    say(f"trace of {ranks} in {directory}")
     if found is not None and upload is None:
-        click.echo(
-            "ddltrace: it is one part of the job's trace; if the others are not in "
-            f"{whole}, too: ddltrace merge {whole} OTHER... -o OUT",
-            err=True,
+        say(
+            "it is one part of the job's trace; if the others are not in "
+            f"{whole}, too: ddltrace merge {whole} OTHER... -o OUT"
         )
     _report_place(whole, upload, missing)
     return result.exit_status
@@ -240,10 +239,6 @@ def _local_directory(output: Location | None, part: Part | None) -> Path:
     return output if isinstance(output, Path) else Path(output.name)
 
 
-def _warn(text: str) -> None:
-    click.echo(f"ddltrace: {text}", err=True)
-
-
 def _upload_of(
     output: Location | None, whole: Path, part: Part | None, *, force: bool
 ) -> BackgroundUpload | None:
@@ -260,7 +255,7 @@ def _upload_of(
     own = whole if part is None else whole / (PART_PREFIX + part.name)
     upload = BackgroundUpload(whole, own, output.url)
     if not force:
-        upload.check(_warn, force=False)
+        upload.check(say, force=False)
     return upload
 
 
@@ -283,7 +278,7 @@ def _prepare(
         directory = open_shared_directory(whole, part, force=force)
     if upload is not None and force:
         # Empties the place in the store, so it comes last.
-        upload.check(_warn, force=True)
+        upload.check(say, force=True)
     return directory
 
 
@@ -292,13 +287,12 @@ def _report_place(whole: Path, upload: BackgroundUpload | None, missing: str | N
     if upload is None:
         print_next_command("analyze", whole)
     elif missing is None:
-        click.echo(f"ddltrace: uploaded; {whole} may be deleted", err=True)
+        say(f"uploaded; {whole} may be deleted")
         print_next_command("analyze", upload.url)
     else:
-        click.echo(
-            f"ddltrace: the upload is not complete: {missing}; the trace is in {whole}; to go on: "
-            f"{upload.resume_command}",
-            err=True,
+        say(
+            f"the upload is not complete: {missing}; the trace is in {whole}; to go on: "
+            f"{upload.resume_command}"
         )
 
 
@@ -308,14 +302,13 @@ def _build_native() -> None:
 
     if not native_build.is_wanted():
         return
-    click.echo("ddltrace: compiling for this PyTorch, once (some seconds)", err=True)
+    say("compiling for this PyTorch, once (some seconds)")
     try:
         native_build.build()
     except MissingCapabilityError as error:
-        click.echo(
-            f"ddltrace: the C++ library is unavailable, recording costs more: {error} "
-            f"({native_build.SWITCH}=0 turns it off)",
-            err=True,
+        say(
+            f"the C++ library is unavailable, recording costs more: {error} "
+            f"({native_build.SWITCH}=0 turns it off)"
         )
 
 
@@ -381,8 +374,8 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
     prepare_directory(output, force=force)
     run = merge_directories(directories, output)
     for note in run.notes:
-        click.echo(f"ddltrace: note: {note}", err=True)
-    click.echo(f"ddltrace: trace of {len(run.ranks)} rank processes in {output}", err=True)
+        say(f"note: {note}")
+    say(f"trace of {len(run.ranks)} rank processes in {output}")
     print_next_command("analyze", output)
 
 

@@ -26,17 +26,19 @@ from ddltrace.tracer.output_directory import creation_error, is_taken, make_empt
 if TYPE_CHECKING:
     from ddltrace.tracer.launch.rank_ends import End
 
-_FORWARDED: Final = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    # Batch systems send these before a job's time limit.
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_OF_FAULTS: Final = ("ILL", "TRAP", "BUS", "FPE", "SEGV", "SYS", "EMT", "PIPE", "XFSZ")
+_OF_TIMERS: Final = ("VTALRM", "PROF")
+_OF_JOB_CONTROL: Final = ("TSTP", "TTIN", "TTOU", "CONT", "WINCH", "URG", "INFO")
+_FORWARDED: Final = signal.valid_signals() - {
+    getattr(signal, f"SIG{name}", 0)
+    for name in ("KILL", "STOP", "CHLD", *_OF_FAULTS, *_OF_TIMERS, *_OF_JOB_CONTROL)
+}
+"""Signals that others send to end or to notify a process, such as a batch system at a limit of
+time, of processor time, or at a failure of power."""
+
 _BOOTSTRAP: Final = Path(__file__).resolve().parents[1] / "bootstrap"
-_SENT_BY_KERNEL: Final = 0x80  # SI_KERNEL: Ctrl-C, which the terminal sends to the whole group
+_OF_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_SENT_BY_KERNEL: Final = 0x80  # SI_KERNEL
 
 
 @dataclass(frozen=True)
@@ -299,11 +301,29 @@ def _wait(child: subprocess.Popen[bytes], to_group: GroupSignals) -> int:
         received = signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, 1.0)
         if received is None or received.si_signo == signal.SIGCHLD:
             continue
-        if received.si_code == _SENT_BY_KERNEL:
-            to_group.forget()
-        elif not (shares_group(child.pid) and to_group.includes(received.si_signo)):
+        if _has_missed(child, received, to_group):
             child.send_signal(received.si_signo)
+            if (received.si_signo, received.si_code) == (signal.SIGHUP, _SENT_BY_KERNEL):
+                child.send_signal(signal.SIGCONT)  # the kernel sends both
     return status
+
+
+def _has_missed(
+    child: subprocess.Popen[bytes], received: signal.struct_siginfo, to_group: GroupSignals
+) -> bool:
+    """Whether a signal that the launcher has received has not reached the job."""
+    number = received.si_signo
+    if received.si_code != _SENT_BY_KERNEL:
+        return not (shares_group(child.pid) and to_group.includes(number))
+    if number == signal.SIGXCPU:
+        return False  # the launcher's own limit of processor time; the job has one of its own
+    is_leader = os.getsid(0) == os.getpid()
+    if number in _OF_TERMINAL and not (number == signal.SIGHUP and is_leader):
+        to_group.forget()
+        return False
+    # The terminal was closed, of which the kernel tells the leader of the session alone; or a
+    # timer has run out that was set before the launcher was started.
+    return True
 
 
 def _forget_pending() -> None:
