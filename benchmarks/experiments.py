@@ -28,8 +28,9 @@ from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import read, write
+from ddltrace.experiments.harness.row import Row
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.strategy.catalogue import TECHNIQUES
 from ddltrace.experiments.strategy.spec import parse

@@ -519,7 +519,7 @@ def _conclude(results: Results, directory: Path, *, html: Path | None, as_json: 
     traces = [directory / row.trace for row in results.rows if row.trace]
     if traces:
         print_next_command("dashboard", *traces)
-    bad = [row for row in results.rows if row.status not in ("complete", "incomplete")]
+    bad = [row for row in results.rows if not row.is_sound]
     if bad:
         reasons = "; ".join(f"{row.strategy} {row.status}: {row.reason}" for row in bad)
         raise DdltraceError(

@@ -20,7 +20,8 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.dashboard.widgets import card, table
 from ddltrace.experiments.harness import synchronization_table
-from ddltrace.experiments.harness.results_table import label, speedup_text
+from ddltrace.experiments.harness.results_table import speedup_text
+from ddltrace.experiments.harness.row import label
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.experiments import OpenExperiment
     from ddltrace.dashboard.workspace import Workspace
-    from ddltrace.experiments.harness.results import Results, Row
+    from ddltrace.experiments.harness.results import Results
+    from ddltrace.experiments.harness.row import Row
     from ddltrace.experiments.harness.step_intervals import Difference
 
 _ALL: Final = "all"
@@ -77,11 +79,6 @@ _SYNCHRONIZATION_HEADS: Final = tuple(
         ("loss over baseline",),
     )
 )
-
-
-def is_sound(row: Row) -> bool:
-    """Whether no run of a strategy diverged, failed or hung."""
-    return row.status in ("complete", "incomplete")
 
 
 def strategies_card(
@@ -162,7 +159,7 @@ def _name(row: Row, experiment: OpenExperiment, workspace: Workspace) -> Any:
     number = None if path is None else workspace.show_trace(path, experiment)
     text = html.Span(name, title=name)
     shown = text if number is None else dcc.Link(text, href=f"/?trace={number}")
-    if is_sound(row) or row.step_time is None:
+    if row.is_sound or row.step_time is None:
         return shown
     return [shown, " ", html.Em(row.status, className="loss", title=_reason(row))]
 

@@ -11,11 +11,11 @@ from ddltrace.analyzer.formatting.units import printable
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.address import EXPERIMENTS_PATH
 from ddltrace.dashboard.experiments import MISSING
-from ddltrace.dashboard.pages.experiment_table import is_sound, strategies_card
+from ddltrace.dashboard.pages.experiment_table import strategies_card
 from ddltrace.dashboard.pages.run_form import run_card, run_panel
 from ddltrace.dashboard.widgets import card, empty, graph
 from ddltrace.experiments.harness import figures
-from ddltrace.experiments.harness.results_table import explanations, label, setting_lines
+from ddltrace.experiments.harness.results_table import explanations, setting_lines
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -159,7 +159,7 @@ def _choice(workspace: Workspace, chosen: OpenExperiment, address: Address) -> C
 def _headline(experiment: OpenExperiment, results: Results) -> Component:
     children: list[Any] = [
         html.P(" · ".join(setting_lines(results)), className="facts"),
-        html.H1(_verdict(results)),
+        html.H1(results.headline()),
     ]
     if results.status == "running":
         done, total = results.progress.get("done"), results.progress.get("total")
@@ -169,27 +169,3 @@ def _headline(experiment: OpenExperiment, results: Results) -> Component:
     elif results.status != "complete":
         children.append(html.P(f"The experiment is {printable(results.status)}.", className="lead"))
     return html.Section(children, className="headline")
-
-
-def _verdict(results: Results) -> str:
-    """One sentence: the fastest strategy against well-tuned DDP, or against the baseline.
-
-    A strategy of which a run diverged or failed is not called the fastest.
-    """
-    reference = results.tuned_ddp() or results.row(results.baseline)
-    timed = [row for row in results.rows if row.step_time is not None and is_sound(row)]
-    if reference is None or reference.step_time is None or len(timed) < 2:
-        yet = " yet" if results.status == "running" else ""
-        return f"No {'two strategies have' if timed else 'strategy has'} finished{yet}."
-    fastest = min(timed, key=lambda row: row.step_time.us if row.step_time else float("inf"))
-    name, other = printable(label(fastest)), printable(label(reference))
-    if fastest is reference:
-        return f"No strategy has a shorter step than {other}."
-    speedup = results.speedups(reference)[results.rows.index(fastest)]
-    if speedup is None:
-        return f"{name} has the shortest step; too few steps to compare it with {other}."
-    if speedup.over == "steps":
-        return f"{name} has the shortest step, but one run of each names no winner."
-    if speedup.verdict == "noise":
-        return f"{name} has the shortest step, but its lead over {other} may be noise."
-    return f"{name} is {speedup.ratio:.2f} times as fast as {other}."

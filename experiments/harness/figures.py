@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ddltrace.analyzer.report.figures import base_figure
 from ddltrace.analyzer.report.figures import label as safe_label
 from ddltrace.experiments.harness.loss_curves import smoothed
-from ddltrace.experiments.harness.results import Results, Row
-from ddltrace.experiments.harness.results_table import label
+from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.row import Row, label
 from ddltrace.experiments.harness.step_timeline import StepTimeline
 
 if TYPE_CHECKING:

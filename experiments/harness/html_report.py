@@ -9,8 +9,9 @@ from typing import Final
 
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
 from ddltrace.experiments.harness import figures
-from ddltrace.experiments.harness.results import Results, Row
-from ddltrace.experiments.harness.results_table import explanations, label, setting_lines
+from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results_table import explanations, setting_lines
+from ddltrace.experiments.harness.row import label
 from ddltrace.experiments.harness.step_timeline import StepTimeline, median_step_timeline
 from ddltrace.experiments.harness.synchronization_table import cells, clocked
 
@@ -52,6 +53,7 @@ def render(results: Results, directory: Path | None) -> str:
         **page_parts(data),
         figures=drawn,
         results=results,
+        headline=results.headline(),
         rows=list(
             zip(
                 results.rows,
@@ -66,7 +68,7 @@ def render(results: Results, directory: Path | None) -> str:
         clocked=[
             (label(row), cells(row, results.row(results.baseline))) for row in clocked(results)
         ],
-        troubles=[(label(row), row) for row in results.rows if _is_trouble(row)],
+        troubles=[(label(row), row) for row in results.rows if not row.is_sound],
         setting_lines=setting_lines(results),
         explanations=explanations(results),
         left_out=sum(step.left_out for step in steps.values()),
@@ -82,7 +84,3 @@ def _timelines(results: Results, directory: Path) -> dict[str, StepTimeline]:
         if step is not None:
             found[label(row)] = step
     return found
-
-
-def _is_trouble(row: Row) -> bool:
-    return row.status not in ("complete", "incomplete")

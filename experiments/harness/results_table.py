@@ -15,7 +15,8 @@ from ddltrace.analyzer.formatting.text_table import aligned
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text
 from ddltrace.experiments.harness import synchronization_table
 from ddltrace.experiments.harness.loss_curves import SMOOTHING
-from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.row import Row, label
 from ddltrace.experiments.harness.step_intervals import Difference, Speedup
 from ddltrace.experiments.transports.protocols import Protocol, read_protocol
 
@@ -64,6 +65,8 @@ def render(results: Results) -> str:
     lines = [
         *setting_lines(results),
         "",
+        *_wrapped(results.headline()),
+        "",
         *aligned([*zip(*_SPEED_HEADS, strict=True), *speed], _COLUMNS, keep="start"),
         "",
         *aligned([*zip(*_COST_HEADS, strict=True), *cost], _COLUMNS, keep="start"),
@@ -83,19 +86,6 @@ def _synchronization(results: Results) -> list[str]:
     table = [(printable(label(row)), *synchronization_table.cells(row, baseline)) for row in rows]
     heads = zip(*synchronization_table.HEADS, strict=True)
     return ["", *aligned([*heads, *table], _COLUMNS, keep="start")]
-
-
-def label(row: Row) -> str:
-    """A row's name: the strategy, marked if it was paced or disturbed."""
-    marks = []
-    protocol = None if row.protocol is None else read_protocol(row.protocol)
-    if row.paced or (protocol is not None and protocol.is_paced):
-        marks.append("paced")
-    if protocol is not None:
-        marks.append(f"{'profile' if protocol.is_paced else 'protocol'} {protocol.name}")
-    if row.disturbed:
-        marks.append("disturbed")
-    return f"{row.strategy} ({', '.join(marks)})" if marks else row.strategy
 
 
 def _network(settings: Mapping[str, Any]) -> str:
@@ -211,7 +201,7 @@ def explanations(results: Results) -> list[str]:
         lines.append(f"The experiment is {printable(results.status)}{done}.")
     for row in results.rows:
         name = printable(label(row))
-        if row.status not in ("complete", "incomplete"):
+        if not row.is_sound:
             lines.append(f"{name} {row.status}: {printable(str(row.reason))}")
         if row.replicas_identical is False:
             lines.append(f"{name}: the ranks ended with different parameters.")

@@ -20,7 +20,8 @@ from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_
 from ddltrace.experiments.harness.loss_curves import smoothed
 from ddltrace.experiments.harness.measurement import measure
 from ddltrace.experiments.harness.processor_time import OtherCores, exceeds
-from ddltrace.experiments.harness.results import Results, Row, summarize
+from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.row import Row, summarize
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings

@@ -171,7 +171,7 @@ def step_time(timed: Timed) -> StepTime | None:
     medians = np.array([timed.median(number) for number in filled])
     mean = float(medians.mean())
     if len(medians) > 1:
-        half = _half_width(medians)
+        half = half_width(medians)
         return StepTime(mean, mean - half, mean + half, "rounds", len(medians))
     (steps,) = filled.values()
     if not _has_interval(steps, timed.cycle_steps):
@@ -210,7 +210,7 @@ def compare_rounds(timed: Timed, baseline: Timed) -> Difference | None:
     mean = float(own.mean() - other.mean())
     if sides[0].keys() == sides[1].keys():
         least = IDLE.step / len(own) ** 0.5
-        half = max(_half_width(own - other), least)
+        half = max(half_width(own - other), least)
         low, high = mean - half, mean + half
     else:
         runs = [[RunValues(float(log), np.empty(0)) for log in logs] for logs in (other, own)]
@@ -260,8 +260,12 @@ def speedup(difference: Difference, reference: str) -> Speedup:
     return Speedup(ratio, low, high, verdict, difference.over, reference)
 
 
-def _half_width(values: NDArray[np.float64]) -> float:
-    """Half the width of Student's interval of a mean."""
+def half_width(values: NDArray[np.float64]) -> float:
+    """Half the width of Student's interval of a mean.
+
+    Args:
+        values: At least two, of shape (n,).
+    """
     error = float(values.std(ddof=1)) / len(values) ** 0.5
     return float(student_quantile(len(values) - 1.0) * error)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, share_text
-from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.row import Row
 
 HEADS: Final = (
     ("", "strategy"),
