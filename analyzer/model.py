@@ -3,9 +3,9 @@
 Times are microseconds (``_us``), shares are fractions from 0 to 1, bandwidths are gigabits per
 second (``_gbps``). Values that the trace does not contain are None, never zero.
 
-Throughout, for one rank and a window W: *compute* C is the union of the intervals in which the
-rank's device computes, *comm* M the union of those in which a message is in flight; overlap is
-|C n M|, exposed communication |M \\ C|.
+``docs/report-reference.md`` defines the times that the records name (compute, communication,
+overlap, exposed, waiting, transfer, idle, ...) in words and in columns of a trace; its text is in
+``docs/generate_report_reference.py``.
 """
 
 from __future__ import annotations
@@ -143,24 +143,24 @@ class IdleShares:
 
 @dataclass(frozen=True)
 class Summary:
-    """The run over its steady steps and all ranks; each share is a sum over a sum.
+    """The run over its steady steps and all ranks.
 
-    With sums over every rank r and steady step s of window W:
+    Each share is a sum of times over the sum of the durations of steps, both over all ranks and
+    their steady steps.
 
     Attributes:
         step_us: Wall times of the steps, from first start to last end over all ranks. If ranks are
             not in step with each other, wall times of consecutive steps overlap.
         rank_step_us: Durations of the steps on each rank, which determine the throughput.
-        overlap_ratio: sum |C n M| / sum |M|.
-        compute_share: sum |C| / sum |W|.
-        exposed_comm_share: sum |M \\ C| / sum |W|.
-        copy_share: Device copies outside of C and M: sum |K \\ (C u M)| / sum |W|.
-        idle_share: sum (|W| - |C u M u K|) / sum |W|; with the three above it sums to 1.
-        sync_overhead_share: A rank waits for others and does not compute meanwhile:
-            sum |U [arrival_r, A] \\ C| / sum |W| (SketchDLC's synchronization overhead).
-        update_overhead_share: The optimizer: sum |phases `optimizer`| / sum |W| (SketchDLC's
-            update overhead).
-        data_share: Fetching batches: sum |data| / sum |W|.
+        overlap_ratio: Sum of overlap over sum of communication.
+        compute_share: Share of compute.
+        exposed_comm_share: Share of exposed communication.
+        copy_share: Share of copies outside of compute and communication.
+        idle_share: Share of idle time; with the three above it sums to 1.
+        sync_overhead_share: Share of the time in which a message waits for its release and the
+            rank does not compute (SketchDLC's synchronization overhead).
+        update_overhead_share: Share of the optimizer's update (SketchDLC's update overhead).
+        data_share: Share of data loading.
         idle: Causes of the ranks' idle time.
         steps: Number of steps that the summary covers; 0 for the whole traced window, without
             steps.
@@ -194,22 +194,21 @@ class RankRow:
         step_us_p95: Their 95th percentile.
         span_us: From the first start to the last end of its device work, without unrecorded steps
             in between.
-        compute_us: |C|.
-        comm_us: |M| = wait_us + transfer_us where every message could be joined; None if its
-            messages ended at unknown times.
-        overlap_us: |C n M|.
-        overlap_ratio: |C n M| / |M|.
-        exposed_comm_us: |M \\ C|.
-        copy_us: Device copies and fills: |K|.
+        compute_us: Compute.
+        comm_us: Communication: ``wait_us + transfer_us`` where every message could be joined; None
+            if its messages ended at unknown times.
+        overlap_us: Overlap.
+        overlap_ratio: Overlap over communication.
+        exposed_comm_us: Exposed communication.
+        copy_us: Copies, within `span_us`.
         copies: The same by direction, each the union of its copies; concurrent copies in several
             directions count in each.
-        idle_us: span - |union of all device work|.
-        wait_us: Time in which messages are in flight and all of them wait for another rank to
-            arrive.
-        transfer_us: Time in which a message is in flight whose ranks have all arrived.
+        idle_us: `span_us` without device work.
+        wait_us: Waiting: messages are in flight, and all of them wait for another rank.
+        transfer_us: Transfer: a message is in flight whose ranks have all arrived.
         host_wait_us: Time in which a host thread is blocked on a message.
-        data_us: Fetching batches.
-        update_us: The optimizer.
+        data_us: Data loading.
+        update_us: The optimizer's update.
         bytes_sent: Input bytes of its messages (on the wire where known); zero for receives and for
             ranks that receive from a root.
         messages: Number of messages, completed or not.
@@ -575,10 +574,10 @@ class StepRow:
         wall_us: From its earliest start to its latest end on any rank.
         ranks: Number of ranks that completed it.
         steady: Whether the summary counts it.
-        overlap_ratio: sum |C n M| / sum |M| over ranks.
-        compute_share: Mean over ranks of |C| / |W|, as in `Summary`.
-        exposed_comm_share: Mean over ranks of |M \\ C| / |W|.
-        idle_share: Mean over ranks of idle / |W|.
+        overlap_ratio: Sum of overlap over sum of communication, over ranks.
+        compute_share: Sum of compute over sum of the step's durations, over ranks.
+        exposed_comm_share: The same share of exposed communication.
+        idle_share: The same share of idle time.
         critical_path: Its critical path by category.
         copies: The copies on its critical path by direction; they sum to `copy_us` there.
     """
@@ -655,10 +654,14 @@ class SlowSteps:
 class CollectiveRow:
     """All collectives of one operation, group and size in the analyzed window.
 
-    For one collective: A = the last arrival; transfer = last end - A; algorithm bandwidth =
-    n / transfer where n is the size of the whole vector (the output of an all_gather, else the
-    input); bus bandwidth = factor n / transfer, with factor 2(p-1)/p for all_reduce, (p-1)/p
-    for all_gather, reduce_scatter, all_to_all, gather and scatter, 1 for broadcast and reduce.
+    Its arrivals are the ranks' `start_ns`. Its wait on a rank is the last arrival minus that
+    rank's, its transfer is the last `end_ns` minus the last arrival, at least 0. Its size is that
+    of the whole vector: of an all_gather or gather the largest `out_bytes` (without one, the
+    largest `bytes` times the ranks of the group), else the largest `bytes`. Algorithm bandwidth is
+    8 * size / transfer, of collectives whose transfer and size are above 0. Bus bandwidth is the
+    algorithm bandwidth times a factor, after NVIDIA's nccl-tests: with p ranks of the group,
+    2(p - 1)/p for all_reduce, (p - 1)/p for all_gather, reduce_scatter, all_to_all, gather and
+    scatter, and 1 for others. It can be compared with the bandwidth of a link.
 
     Attributes:
         op: Public name in ``torch.distributed``.
@@ -666,14 +669,14 @@ class CollectiveRow:
         group_size: Its members.
         count: Number of collectives, each counted once, not once per rank.
         bytes: Input bytes of one rank in one collective (the largest, if they differ).
-        algbw_gbps: Median over collectives, gigabits per second.
-        busbw_gbps: Median over collectives, gigabits per second.
-        wait_us: Median over collectives of the mean over ranks of A - arrival_r.
-        transfer_us: Median over collectives of the last end - A.
+        algbw_gbps: Algorithm bandwidth, median over collectives.
+        busbw_gbps: Bus bandwidth, median over collectives.
+        wait_us: Median over collectives of the mean over ranks of their wait.
+        transfer_us: Median over collectives of their transfer.
         transfer_us_p95: 95th percentile of the same.
-        arrival_skew_us: Median over collectives of A - first arrival.
-        wait_us_total: Sum over collectives and ranks of A - arrival_r.
-        transfer_us_total: Sum over collectives of the last end - A.
+        arrival_skew_us: Median over collectives of the last arrival minus the first.
+        wait_us_total: Sum over collectives and ranks of their wait.
+        transfer_us_total: Sum over collectives of their transfer.
         incomplete: Number of these collectives that lack a rank or its end; they are excluded from
             the times.
         unsure: Whether the times are below the error of the aligned clocks.
@@ -702,11 +705,12 @@ class StragglerRow:
 
     Attributes:
         rank: Global rank.
-        lateness_us: Median of its arrival minus the median arrival of the other ranks, over
-            collectives to which it is last.
+        lateness_us: Median over the collectives to which it is last of its lateness: its arrival
+            minus the median arrival of the other ranks.
         lateness_us_total: Sum of the same differences.
         collectives_last: Number of collectives to which it arrives last.
-        share: The same as a fraction of the collectives in which the rank takes part.
+        share: The same as a fraction of the collectives in which the rank takes part (those that
+            all their ranks entered, of at least two ranks).
         cause: The activity that takes this rank longer than the others: ``compute``, ``data``,
             ``copy``, ``host``, ``update``, ``stopped`` (no thread of its process ran) or
             ``network`` (transfers that it waits for); None where the trace does not contain it.

@@ -46,6 +46,13 @@ def test_every_key_of_the_json_has_a_meaning() -> None:
         assert key in dict(keys)
 
 
+def test_measures_are_defined_in_words() -> None:
+    page = (ROOT / "docs" / "report-reference.md").read_text(encoding="utf-8")
+    assert not re.findall(r"\|[A-Z]\||\b[CMWK] [nu] [CMWK]\b", page)
+    # Names of Python classes say nothing to a reader of JSON.
+    assert set(re.findall(r"`([A-Z][a-z]+[A-Za-z]*)[`.]", page)) == {"Analysis", "Memset"}
+
+
 def test_every_command_and_option_is_documented(generator: ModuleType) -> None:
     sections = dict(
         re.findall(
