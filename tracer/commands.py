@@ -26,10 +26,9 @@ from ddltrace.tracer.launch.emulated_hosts import (
 )
 from ddltrace.tracer.next_command import print_next_command, say
 from ddltrace.tracer.optional_packages import require_extra
-from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
-from ddltrace.tracer.trace.trace_files import PART_PREFIX
 
 if TYPE_CHECKING:
     from ddltrace.tracer.launch.background_upload import BackgroundUpload

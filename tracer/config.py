@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.owner_access import let_owner_use
+from ddltrace.tracer.storage.plain_files import open_plain
 
 ENVIRONMENT_VARIABLE: Final = "DDLTRACE_CONFIG"
 _MAX_REPORT: Final = 500
@@ -37,9 +38,8 @@ def read_reports(directory: Path) -> list[str]:
     """
     reports = []
     for path in sorted(directory.glob("untraced-*.txt")):
-        if path.is_file() and not path.is_symlink():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                report = file.read(_MAX_REPORT).strip()
+        with contextlib.suppress(OSError), open_plain(path) as file:
+            report = file.read(_MAX_REPORT).decode(errors="replace").strip()
             reports.append("".join(c if c.isprintable() else " " for c in report))
     return reports
 

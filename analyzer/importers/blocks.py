@@ -10,6 +10,7 @@ from typing import Final
 from isal import igzip_lib, isal_zlib
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.plain_files import open_given
 
 BLOCK_BYTES: Final = 1 << 17
 _COMPRESSED_BYTES: Final = 1 << 14
@@ -51,7 +52,7 @@ class Blocks:
 
     def _content(self) -> Iterator[bytes]:
         try:
-            with open(self._path, "rb") as file:
+            with open_given(self._path) as file:
                 compressed = file.read(2) == _GZIP_MAGIC
                 file.seek(0)
                 if not compressed:
@@ -60,7 +61,7 @@ class Blocks:
                     return
                 yield from self._decompressed(file)
         except OSError as error:
-            raise TraceError(f"{self._path} cannot be read: {error.strerror}") from error
+            raise TraceError(f"{self._path} cannot be read: {error.strerror or error}") from error
 
     def _decompressed(self, file: object) -> Iterator[bytes]:
         read = file.read  # type: ignore[attr-defined]

@@ -34,6 +34,7 @@ from ddltrace.analyzer.importers.rank_files import assign_ranks
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.plain_files import open_given
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
 from ddltrace.tracer.trace.trace_files import segment_name
@@ -131,7 +132,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_given(path) as file:
         is_pickle = file.read(1) == plain_pickle.MAGIC
     dump = plain_pickle.load(path) if is_pickle else _load_json(path)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
@@ -144,7 +145,8 @@ def _load_json(path: Path) -> Any:
     try:
         if path.stat().st_size > plain_pickle.MAX_BYTES:
             raise TraceError(f"{path} is larger than any dump")
-        content = path.read_bytes()
+        with open_given(path) as file:
+            content = file.read()
         # Python's objects: a list or a mapping takes 80 bytes and more, a text 60.
         containers, texts = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
         check_memory(path, 3 * len(content) + 80 * containers + 60 * texts, len(content))

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +22,7 @@ from ddltrace.analyzer.importers.other_files import HEAD_BYTES, is_mistakable, k
 from ddltrace.analyzer.importers.rank_files import ASCEND_FOLDER, names_rank
 from ddltrace.analyzer.importers.straggler_analysis import straggler_reader
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.plain_files import DIRECTORY, PLAIN, kind_of
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 _MOST_NAMED: Final = 100
@@ -98,6 +99,9 @@ def read(path: Path | Sequence[Path], engine: Engine | None = None) -> ImportedT
         trace.run.notes.append(
             f"{counted(left_out, 'file')} of another format left out: read formats one by one"
         )
+    if (omitted := _left_out(paths)) is not None:
+        trace.run.notes.append(omitted)
+        trace.run.status = "partial"
     # An empty or unreadable trace file must be reported.
     suspects = [file.name for file in others if file.name.endswith((".json", ".json.gz"))]
     if suspects and (len(paths) > 1 or paths[0].is_dir()):
@@ -116,10 +120,11 @@ def _files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path] if path.is_file() else []
-    if path.name != ASCEND_FOLDER and (path / ASCEND_FOLDER).is_dir():
+    if path.name != ASCEND_FOLDER and kind_of(path / ASCEND_FOLDER) == DIRECTORY:
         files = [path / ASCEND_FOLDER / _ASCEND_FILE]
+        files = files if kind_of(files[0]) == PLAIN else []
     else:
-        files = [each for each in path.iterdir() if each.name[0] != "." and each.is_file()]
+        files = [each for each in _visible(path) if kind_of(each) == PLAIN]
         _check_number(path, files)
         if not any(_format_of(file) is not None for file in files):
             files = _files_below(path) or files
@@ -146,11 +151,34 @@ def _files_below(path: Path) -> list[Path]:
             folders[:] = [ASCEND_FOLDER]
             continue
         if name.name == ASCEND_FOLDER:
-            found += [name / _ASCEND_FILE] if _ASCEND_FILE in names else []
+            found += [name / _ASCEND_FILE] if kind_of(name / _ASCEND_FILE) == PLAIN else []
             continue
-        found += [name / each for each in names if each[0] != "." and names_rank(below / each)]
+        found += [
+            name / each
+            for each in names
+            if each[0] != "." and names_rank(below / each) and kind_of(name / each) == PLAIN
+        ]
         _check_number(path, found)
     return found
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """The entries of a folder that are not hidden."""
+    return (each for each in folder.iterdir() if each.name[0] != ".")
+
+
+def _left_out(paths: Sequence[Path]) -> str | None:
+    """A note on the entries of folders that are no plain files or directories, such as links."""
+    found = [
+        f"{each.name!r:.60} is {kind}"
+        for path in paths
+        if path.is_dir()
+        for each in sorted(_visible(path))
+        if (kind := kind_of(each)) not in {PLAIN, DIRECTORY}
+    ]
+    if not found:
+        return None
+    return f"{counted(len(found), 'entry')} of the folder left out: {found[0]}, not {PLAIN}"
 
 
 def _check_number(path: Path, files: Sequence[Path]) -> None:
@@ -181,13 +209,15 @@ def describe_unread(path: Path) -> str | None:
     for file in _files(path)[:_MOST_NAMED]:
         if (kind := kind_of_file(file)) is not None:
             return f"{file} is {kind}"
+    if (omitted := _left_out([path])) is not None:
+        return f"{path} holds nothing to import: {omitted}"
     inside = (
         Path(at, name)
         for at, _, names in itertools.islice(os.walk(path), _MOST_NAMED)
         for name in names
     )
     for file in itertools.islice(inside, _MOST_NAMED):
-        if file.parent != path and file.is_file() and _format_of(file) is not None:
+        if file.parent != path and kind_of(file) == PLAIN and _format_of(file) is not None:
             return (
                 f"{path} has files that can be imported in its folders ({file.parent.name}), but "
                 "neither the folders' names nor the files' name a rank: give the folder or the "

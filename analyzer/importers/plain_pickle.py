@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ddltrace.analyzer.importers.memory_limit import check_memory, memory_limit
 from ddltrace.tracer.errors import DdltraceError, TraceError
+from ddltrace.tracer.storage.plain_files import open_given
 
 IntArray = npt.NDArray[np.int64]
 
@@ -82,12 +83,13 @@ def load(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise TraceError(f"{path} is larger than {MAX_BYTES >> 20} MB: no dump is that large")
-        content = path.read_bytes()
+        with open_given(path) as file:
+            content = file.read()
         limit = memory_limit(len(content))
         check_memory(path, _needed_bytes(content, limit), len(content))
         return _Unpickler(io.BytesIO(content)).load()
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:
         if isinstance(error, DdltraceError):
             raise

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.trace.schema import SCHEMA_NAME
 from ddltrace.tracer.trace.stream_frames import scan_stream
-from ddltrace.tracer.trace.trace_files import require_regular_file
 
 _CHUNK_BYTES: Final = 8 << 20
 _MAX_CHUNK_BYTES: Final = 256 << 20
@@ -35,11 +35,10 @@ class StreamTail:
     """
 
     def __init__(self, path: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
-        require_regular_file(path)
         self._path = path
         self._schema = schema
         self._columns = columns
-        self._file = path.open("rb")
+        self._file = open_plain(path)
         self._offset = 0
         self._chunk_bytes = _CHUNK_BYTES
         self._feed = _Feed()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from ddltrace.dashboard.stored.verified_files import VerifiedFiles
 from ddltrace.tracer.owner_access import user_folder
 from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.trace.trace_files import RUN_FILE, event_path
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _digest(verified: VerifiedFiles, path: Location) -> str:
         return f"{path.name} {what}"
     if (known := verified.known(path)) is None:
         state = verified.state(path)
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             digest = hashlib.sha256()
             while chunk := file.read(1 << 20):
                 digest.update(chunk)

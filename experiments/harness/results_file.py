@@ -15,6 +15,7 @@ from ddltrace.experiments.harness.results import SCHEMA, Results
 from ddltrace.experiments.harness.row import Row, summarize
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.trace.json_files import write_json_atomically
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
@@ -74,7 +75,7 @@ def load(path: Path) -> Results:
         TraceError: It is neither, or is damaged.
     """
     file = path / RESULTS_FILE
-    if file.is_file():
+    if file.exists():
         return read(file)
     if (path / RUN_FILE).is_file() or path.is_file():
         run = measure(path, steps=None)
@@ -92,21 +93,37 @@ def read(file: Path) -> Results:
         TraceError: It cannot be read, or is damaged or of another schema.
     """
     try:
-        value = msgspec.json.decode(file.read_bytes())
+        with open_plain(file) as opened:
+            value = msgspec.json.decode(opened.read())
         if value["schema"] != SCHEMA:
             raise TraceError(
                 f"{file}: schema {value['schema']!r:.80} is not {SCHEMA!r}; "
                 "read it with the version of ddltrace that wrote it"
             )
-        return Results(
+        results = Results(
             settings=msgspec.convert(value["settings"], dict[str, Any]),
             rows=msgspec.convert(value["rows"], list[Row]),
             baseline=msgspec.convert(value["baseline"], str | None),
             status=msgspec.convert(value["status"], str),
             progress=msgspec.convert(value.get("progress", {}), dict[str, Any]),
         )
+        _check_traces(results, file)
+        return results
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TraceError(f"{file} is damaged: {error!r:.120}") from error
+
+
+def _check_traces(results: Results, file: Path) -> None:
+    """Checks that the results name traces of their own directory, and no link out of it.
+
+    Raises:
+        TraceError: They do not.
+    """
+    inside = file.parent.resolve()
+    named = [each.trace for row in results.rows for each in row.runs]
+    for name in dict.fromkeys([*named, *(row.trace for row in results.rows)]):
+        if name is not None and not (inside / name).resolve().is_relative_to(inside):
+            raise TraceError(f"{file} names a trace outside its directory: {name!r:.80}")
 
 
 def _add_steps(columns: dict[str, list[Any]], strategy: str, run: Run) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location
-
-_PIECE_BYTES: Final = 8 << 20
+from ddltrace.tracer.storage.plain_files import copy_plain
 
 
 @contextlib.contextmanager
@@ -45,18 +42,7 @@ def local_copy(location: Location, most_files: int) -> Iterator[Path]:
                 copied.mkdir()
             for file in files:
                 target = copied / file.name if copied.is_dir() else copied
-                copy_file(file, target)
+                copy_plain(file, target)
         except OSError as error:
             raise TraceError(f"{location} cannot be copied here: {error.strerror}") from error
         yield copied
-
-
-def copy_file(source: Location, target: Path) -> None:
-    """Copies one file to this machine.
-
-    Raises:
-        StoreError: The store cannot be read.
-        OSError: The target cannot be written.
-    """
-    with source.open("rb") as reader, target.open("wb") as writer:
-        shutil.copyfileobj(reader, writer, _PIECE_BYTES)

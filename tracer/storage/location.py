@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote
 
 from ddltrace.tracer.storage.store_url import is_url, parse_url
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Location: TypeAlias = "Path | RemotePath"
 """What readers of traces take."""
+
+PART_PREFIX: Final = "part-"
+"""Prefix of directories in a trace that several launchers of one job wrote; see `trace_parts`."""
 
 
 def location_of(text: str | os.PathLike[str] | RemotePath) -> Location:
@@ -29,7 +32,10 @@ def location_of(text: str | os.PathLike[str] | RemotePath) -> Location:
         return text
     name = os.fspath(text)
     if not is_url(name):
-        return Path(name)
+        path = text if isinstance(text, Path) else Path(name)
+        # In a trace, a link in place of a part is not followed; the user may name one.
+        is_chosen_link = path.name.startswith(PART_PREFIX) and path.is_symlink()
+        return path.resolve() if is_chosen_link else path
     url = parse_url(name)
     if url.scheme == "file":
         return Path(unquote("/" + url.place.partition("/")[2]))

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from pyarrow import fs
 
 from ddltrace.tracer.errors import StoreError, UsageError
+from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.storage.store_url import BUCKET_SCHEMES, StoreUrl, parse_url
 from ddltrace.tracer.storage.stores import connect, path_in_store, reporting
 
@@ -284,7 +285,8 @@ class Upload:
             UsageError: It has. Files that only this upload has sent are removed.
         """
         for name in lasts:
-            own = (self._directory / name).read_bytes()
+            with open_plain(self._directory / name) as local:
+                own = local.read()
             with reporting(self.url), connect(self.url).open_input_file(self._target(name)) as file:
                 stored = file.read()
             self.activity += 1
@@ -317,7 +319,7 @@ class Upload:
         store, target = connect(self.url), self._target(name)
         if self._is_last(name):
             is_stopped = _never  # the beginning of such a file has no meaning
-        with (self._directory / name).open("rb") as source, reporting(self.url):
+        with open_plain(self._directory / name) as source, reporting(self.url):
             if self.url.scheme not in BUCKET_SCHEMES:
                 store.create_dir(target.rpartition("/")[0], recursive=True)
             with store.open_output_stream(target) as sink:
@@ -361,7 +363,7 @@ class Upload:
     def _fact(self, name: str) -> Uploaded:
         """Size and checksum of a file."""
         size = crc32 = 0
-        with (self._directory / name).open("rb") as file:
+        with open_plain(self._directory / name) as file:
             while piece := file.read(_PIECE_BYTES):
                 size, crc32 = size + len(piece), zlib.crc32(piece, crc32)
                 self.activity += 1
@@ -418,7 +420,8 @@ def _at_once(send: Callable[[str], None], names: Sequence[str]) -> None:
 def read_record(directory: Path) -> tuple[str | None, dict[str, Uploaded]]:
     """Reads the URL of a directory's upload, if there was one, and what was uploaded."""
     try:
-        value = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
+        with open_plain(directory / RECORD_FILE) as file:
+            value = json.loads(file.read())
         return str(value["url"]), _files(value)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None, {}

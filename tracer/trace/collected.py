@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.errors import TraceError, UsageError
-from ddltrace.tracer.storage.local_copy import copy_file
-from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location import PART_PREFIX, Location
+from ddltrace.tracer.storage.plain_files import copy_plain
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PARTS_LABEL, RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
-from ddltrace.tracer.trace.trace_files import PART_PREFIX, RUN_FILE
+from ddltrace.tracer.trace.trace_files import RUN_FILE, parts_of
 from ddltrace.tracer.trace.trace_parts import check_one_job, check_same_time, merge
 
 if TYPE_CHECKING:
@@ -122,11 +122,12 @@ def _download(source: RemotePath, target: Path) -> None:
     try:
         for pattern in _FILES:
             for file in source.glob(pattern):
-                copy_file(file, target / file.name)
-        for part in source.glob(f"{PART_PREFIX}*"):
-            _download(part, target / part.name)
+                copy_plain(file, target / file.name)
+        if not target.name.startswith(PART_PREFIX):  # parts have no parts
+            for part in parts_of(source):
+                _download(part, target / part.name)
     except OSError as error:
-        raise TraceError(f"{source} cannot be copied here: {error.strerror}") from error
+        raise TraceError(f"{source} cannot be copied here: {error.strerror or error}") from error
 
 
 def _jobs_of(directory: Path) -> set[str]:
@@ -134,5 +135,5 @@ def _jobs_of(directory: Path) -> set[str]:
     run = read_run(directory)
     runs = [run]
     if run.labels.get(PARTS_LABEL):
-        runs = [read_run(path.parent) for path in directory.glob(f"{PART_PREFIX}*/{RUN_FILE}")]
+        runs = [read_run(part) for part in parts_of(directory)]
     return {str(run.labels[JOB_LABEL]) for run in runs if JOB_LABEL in run.labels}

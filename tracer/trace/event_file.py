@@ -10,15 +10,16 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 
 from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.plain_files import create_like, open_plain
 from ddltrace.tracer.trace.batch_facts import facts_metadata
 from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.stream_writer import buffered
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
+    STREAM_SUFFIX,
     counters_path,
     event_path,
-    require_regular_file,
 )
 
 _ROWS_PER_BATCH: Final = 1 << 16
@@ -51,7 +52,7 @@ def write_batches(
     """Writes a final file from batches, in memory bounded by one written batch.
 
     Args:
-        path: The file to write.
+        path: The file to write. It has the permissions of the stream that it replaces.
         schema: The schema of the batches, whose dictionaries only grow.
         batches: The batches.
         metadata: Gives the custom metadata of each written batch.
@@ -64,7 +65,7 @@ def write_batches(
     rows = 0
     try:
         with (
-            temporary.open("wb") as file,
+            create_like(path.with_suffix(STREAM_SUFFIX), temporary) as file,
             buffered(summed := _ChecksummedFile(file)) as sink,
             pa.ipc.new_file(sink, schema, options=options) as writer,
         ):
@@ -85,9 +86,8 @@ def checksum_of(path: Location) -> int:
     Raises:
         OSError: The file is not a plain file or cannot be read.
     """
-    require_regular_file(path)
     found = 0
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while piece := file.read(_BUFFER_BYTES):
             found = zlib.crc32(piece, found)
     return found

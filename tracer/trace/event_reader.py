@@ -31,7 +31,6 @@ from ddltrace.tracer.trace.stream_frames import FILE_MAGIC, FILE_START, Scan, sc
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
     event_path,
-    require_regular_file,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +139,6 @@ class ArrowReader:
         self.lost_bytes = 0
         is_file = path.suffix == FILE_SUFFIX
         try:
-            require_regular_file(path)
             content = map_file(path)
         except OSError as error:
             raise TraceError(f"{self._path} cannot be opened: {error}") from error

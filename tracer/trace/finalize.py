@@ -27,11 +27,11 @@ from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.run_reader import LAUNCHER_GONE
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
-    PART_PREFIX,
     RUN_FILE,
     SIDECAR_SUFFIX,
     STREAM_SUFFIX,
     counters_name,
+    parts_of,
 )
 
 _MOST_AT_ONCE: Final = 4
@@ -82,8 +82,7 @@ def finalize_abandoned(directory: Path) -> None:
         UsageError: A launcher or a rank of the job still runs.
         TraceError: The directory is no trace.
     """
-    parts = [path.parent for path in sorted(directory.glob(f"{PART_PREFIX}*/{RUN_FILE}"))]
-    for folder in (directory, *parts):
+    for folder in (directory, *parts_of(directory)):
         run = read_run_file(folder)
         if run.status != "running" or run.labels.get(PARTS_LABEL) or run.launcher_pid is None:
             continue

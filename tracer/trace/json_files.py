@@ -6,14 +6,12 @@ import contextlib
 import errno
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.owner_access import let_owner_use
 from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.trace.trace_files import require_regular_file
+from ddltrace.tracer.storage.plain_files import create_like, open_plain
 
 _MAX_JSON_BYTES: Final = 256 << 20
 _RESERVED_BYTES: Final = 256 << 10
@@ -54,6 +52,8 @@ def _reserve_of(path: Path) -> Path:
 def write_json_atomically(path: Path, value: dict[str, Any], *, private: bool = False) -> None:
     """Replaces a JSON file so that a reader sees the old text or the new, never a mixture.
 
+    Those who could not read the old file cannot read the new one.
+
     Args:
         path: The file.
         value: Its new content.
@@ -61,10 +61,8 @@ def write_json_atomically(path: Path, value: dict[str, Any], *, private: bool = 
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        opener = partial(os.open, mode=0o600 if private else 0o666)
-        with open(temporary, "w", encoding="utf-8", opener=opener) as file:
-            let_owner_use(file.fileno())
-            file.write(json.dumps(value, indent=1))
+        with create_like(path, temporary, most=0o600 if private else 0o666) as file:
+            file.write(json.dumps(value, indent=1).encode())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -78,10 +76,10 @@ def read_json(path: Location) -> dict[str, Any]:
         TraceError: The file cannot be read, is too large, or holds no JSON object.
     """
     try:
-        require_regular_file(path)
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise TraceError(f"{path} is larger than {_MAX_JSON_BYTES >> 20} MB: not a trace's")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with open_plain(path) as file:
+            if path.stat().st_size > _MAX_JSON_BYTES:
+                raise TraceError(f"{path} is larger than {_MAX_JSON_BYTES >> 20} MB: not a trace's")
+            value = json.loads(file.read())
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{path} cannot be read: {error!s:.120}") from error
     if not isinstance(value, dict):

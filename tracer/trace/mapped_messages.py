@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.trace.batch_facts import BatchFacts, read_facts
 from ddltrace.tracer.trace.stream_frames import Scan
 
@@ -101,9 +103,9 @@ def map_file(path: Path) -> Content:
     """A file's content, mapped into memory.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It is not a plain file, or cannot be opened.
     """
-    with open(path, "rb") as file:
-        if path.stat().st_size == 0:
+    with open_plain(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
             return b""
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -49,7 +49,7 @@ def read_run_file(directory: Location) -> RunInfo:
         TraceError: The directory holds no trace that this version can read.
     """
     path = directory / RUN_FILE
-    if not path.is_file():
+    if not path.exists():
         raise TraceError(
             f"{directory} is no trace: it has no {RUN_FILE} "
             "(record one with: ddltrace run -o DIR -- COMMAND)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.storage.location import Location, matches
+from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.trace.completeness import (
     account_for,
     notes_on_lost_events,
@@ -14,7 +14,7 @@ from ddltrace.tracer.trace.completeness import (
 from ddltrace.tracer.trace.liveness import has_died, is_gone
 from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, GroupInfo, RunInfo, share_groups
-from ddltrace.tracer.trace.trace_files import PART_PREFIX, RUN_FILE
+from ddltrace.tracer.trace.trace_files import RUN_FILE, left_out, parts_of
 
 LAUNCHER_GONE: Final = "the launcher was killed or could not write: it is unknown how the job ended"
 
@@ -33,6 +33,8 @@ def read_run(directory: Location) -> RunInfo:
         TraceError: The directory holds no trace that this version can read.
     """
     run = read_run_file(directory)
+    not_read = [note for note in left_out(directory) if note not in run.notes]
+    run.notes += not_read
     known_segments = {info.segment for info in run.ranks}
     for info in read_sidecars(directory, run.notes):
         if info.segment not in known_segments:
@@ -46,7 +48,7 @@ def read_run(directory: Location) -> RunInfo:
     else:
         lost = [note for note in notes_on_lost_events(directory, run) if note not in run.notes]
         run.notes += lost
-        run.status = "partial" if lost else run.status
+        run.status = "partial" if lost or not_read else run.status
     run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
     return run
 
@@ -55,8 +57,8 @@ def _add_parts(directory: Location, run: RunInfo) -> None:
     """Adds the parts of a trace, one directory per launcher of the job."""
     parts = []
     groups: dict[GroupInfo, GroupInfo] = {}
-    for path in matches(directory, f"{PART_PREFIX}*/{RUN_FILE}"):
-        parts.append(read_run(path.parent))
+    for path in parts_of(directory):
+        parts.append(read_run(path))
         for info in parts[-1].ranks:
             share_groups(info, groups)
     if not parts:

@@ -12,22 +12,26 @@ A trace is a directory::
 
 from __future__ import annotations
 
+import os
 import re
-import stat
-from pathlib import Path
-from typing import Final, overload
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PosixPath
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location import PART_PREFIX, Location, matches
+from ddltrace.tracer.storage.plain_files import kind_of
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.storage.remote_path import RemotePath
 
 RUN_FILE: Final = "run.json"
 STREAM_SUFFIX: Final = ".arrows"
 FILE_SUFFIX: Final = ".arrow"
 SIDECAR_SUFFIX: Final = ".json"
 COUNTERS_PREFIX: Final = "counters-"
-PART_PREFIX: Final = "part-"
-"""Prefix of directories in a trace that several launchers of one job wrote; see `trace_parts`."""
 
+_READ_PREFIXES: Final = ("rank-", COUNTERS_PREFIX, PART_PREFIX)
 _SEGMENT_NAME = re.compile(r"rank-\d{5,9}-\d+-\d+\Z")
 
 
@@ -79,11 +83,11 @@ def counters_path(directory: Location, segment: str) -> Location:
 
 def counter_files(directory: Location) -> set[str]:
     """Base names of all counter files in a trace and its parts, from one listing."""
-    found: set[str] = set()
-    for folder in ("", f"{PART_PREFIX}*/"):
-        for path in directory.glob(f"{folder}{COUNTERS_PREFIX}*"):
-            found.add(path.name.removesuffix(path.suffix))
-    return found
+    return {
+        path.name.removesuffix(path.suffix)
+        for folder in (directory, *_part_folders(directory))
+        for path in folder.glob(f"{COUNTERS_PREFIX}*")
+    }
 
 
 def _stored(directory: Location, stem: str) -> Location:
@@ -92,19 +96,77 @@ def _stored(directory: Location, stem: str) -> Location:
     for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
         if (path := directory / (stem + suffix)).exists():
             return path
+    parts = _part_folders(directory)
     for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
-        for path in directory.glob(f"{PART_PREFIX}*/{stem}{suffix}"):
-            return path
+        for part in parts:
+            if (path := part / (stem + suffix)).exists():
+                return path
     return directory / (stem + STREAM_SUFFIX)
 
 
-def require_regular_file(path: Location) -> None:
-    """Rejects anything but a plain file: a link can leave the trace, and a pipe never ends.
+class JoinedDirectory(PosixPath):
+    """A directory of traces that lie elsewhere and are presented as one trace in parts.
 
-    Raises:
-        OSError: It is not a plain file.
+    Attributes:
+        members: The directories of the parts.
     """
-    if not isinstance(path, Path):  # a store has neither
-        return
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError("not a plain file")
+
+    members: tuple[Path, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keeps the members in copies."""
+        return joined_directory, (Path(self), self.members)
+
+
+def joined_directory(path: Path, members: Iterable[Path]) -> JoinedDirectory:
+    """Returns the directory with its members."""
+    made = JoinedDirectory(path)
+    made.members = tuple(members)
+    return made
+
+
+@overload
+def parts_of(directory: Path) -> Sequence[Path]: ...
+
+
+@overload
+def parts_of(directory: RemotePath) -> Sequence[RemotePath]: ...
+
+
+@overload
+def parts_of(directory: Location) -> Sequence[Location]: ...
+
+
+def parts_of(directory: Location) -> Sequence[Location]:
+    """The traces of the launchers in a trace that several launchers wrote, sorted.
+
+    Links to directories are left out.
+    """
+    return [path for path in _part_folders(directory) if (path / RUN_FILE).exists()]
+
+
+def _part_folders(directory: Location) -> Sequence[Location]:
+    """The directories of `parts_of`, without asking whether they hold a trace."""
+    if isinstance(directory, JoinedDirectory):
+        return directory.members
+    return [
+        path
+        for path in matches(directory, f"{PART_PREFIX}*")
+        if path.is_dir() and not (isinstance(path, Path) and path.is_symlink())
+    ]
+
+
+def left_out(directory: Location) -> list[str]:
+    """A note for each entry of a trace, or of a part, that is no file or directory, so not read."""
+    if not isinstance(directory, Path):
+        return []
+    with os.scandir(directory) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if entry.name.startswith(_READ_PREFIXES)
+            and not entry.name.endswith(SIDECAR_SUFFIX)  # `read_sidecars` reports them
+            and not entry.is_file(follow_symlinks=False)
+            and not entry.is_dir(follow_symlinks=False)
+        )
+    return [f"{name!r:.80} is left out: it is {kind_of(directory / name)}" for name in names]

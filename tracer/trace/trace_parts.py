@@ -16,6 +16,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,15 +26,19 @@ from typing import Final
 
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.output_directory import creation_error
+from ddltrace.tracer.storage.location import PART_PREFIX
+from ddltrace.tracer.storage.plain_files import copy_plain
 from ddltrace.tracer.trace.finalize import finalize_ranks
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_files import (
-    PART_PREFIX,
     RUN_FILE,
     counters_path,
     event_path,
+    joined_directory,
+    left_out,
+    parts_of,
 )
 
 _CLOCKS_DIFFER_S: Final = 60
@@ -165,7 +170,7 @@ def joined(directories: Sequence[Path]) -> Iterator[Path]:
         directories: At least one directory; all of one job.
 
     Yields:
-        A directory to open: the only one given, or one that holds links to all.
+        A directory to open: the only one given, or one whose parts are all.
 
     Raises:
         UsageError: They are not of one job.
@@ -179,9 +184,8 @@ def joined(directories: Sequence[Path]) -> Iterator[Path]:
         whole = Path(name, "+".join(path.resolve().name for path in directories)[:100])
         whole.mkdir()
         write_run(whole, RunInfo(labels={PARTS_LABEL: True}))
-        for number, source in enumerate(_flat(directories)):
-            (whole / f"{PART_PREFIX}{number:05d}").symlink_to(source.resolve())
-        yield whole
+        # Resolved: links that the user names are followed, links in a trace are not.
+        yield joined_directory(whole, [source.resolve() for source in _flat(directories)])
 
 
 def merge(directories: Sequence[Path], output: Path) -> RunInfo:
@@ -199,18 +203,44 @@ def merge(directories: Sequence[Path], output: Path) -> RunInfo:
         TraceError: One of them cannot be read.
     """
     check_one_job(directories)
+    sources = list(_flat(directories))
+    write_run(output, RunInfo())
+    _restrict(output, [*directories, *sources])
+    notes = list(
+        dict.fromkeys(note for each in (*directories, *sources) for note in left_out(each))
+    )
     with joined(directories) as whole:
         run = read_run(whole)
         for info in run.ranks:
             for source in (event_path(whole, info.segment), counters_path(whole, info.segment)):
-                if not source.exists():
+                # What `left_out` names is not copied.
+                if not source.is_file() or source.is_symlink():
                     continue
                 try:
-                    shutil.copyfile(source, output / source.name)
+                    copy_plain(source, output / source.name)
                 except OSError as error:
-                    raise UsageError(f"{source} cannot be copied: {error.strerror}") from error
+                    why = error.strerror or error
+                    raise UsageError(f"{source} cannot be copied: {why}") from error
         labels = {key: value for key, value in run.labels.items() if key != PARTS_LABEL}
-        return finalize_ranks(output, replace(run, labels=labels, notes=[]))
+        return finalize_ranks(output, replace(run, labels=labels, notes=notes))
+
+
+def _restrict(output: Path, sources: Sequence[Path]) -> None:
+    """Takes from others what they may not do in each of some traces.
+
+    Args:
+        output: A directory with an initial `RUN_FILE`, which keeps its permissions when it is
+            replaced.
+        sources: The traces whose content it will hold.
+    """
+    try:
+        for name in ("", RUN_FILE):
+            mode = (output / name).stat().st_mode
+            for source in sources:
+                mode &= (source / name).stat().st_mode | stat.S_IRWXU
+            (output / name).chmod(stat.S_IMODE(mode))
+    except OSError as error:
+        raise UsageError(f"{output} cannot be protected: {error.strerror}") from error
 
 
 def check_one_job(directories: Sequence[Path]) -> None:
@@ -272,9 +302,9 @@ def _of_the_job(infos: Sequence[RankInfo]) -> list[RankInfo]:
 def _flat(directories: Sequence[Path]) -> Iterator[Path]:
     for path in directories:
         if read_run(path).labels.get(PARTS_LABEL):
-            parts = sorted(path.glob(f"{PART_PREFIX}*/{RUN_FILE}"))
+            parts = parts_of(path)
             if not parts:
                 raise TraceError(f"{path} has no parts")
-            yield from (part.parent for part in parts)
+            yield from parts
         else:
             yield path
