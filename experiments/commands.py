@@ -131,7 +131,8 @@ Examples:
     type=click.IntRange(2),
     default=60,
     show_default=True,
-    help="Training steps, warm-up included.",
+    help="Training steps, warm-up included. Steps in which a strategy searches, calibrates itself "
+    "or has not begun are added, for all strategies alike.",
 )
 @click.option(
     "--warmup",
@@ -292,12 +293,13 @@ def run_command(
     refuse_repeated(strategies)
     if also and not command:
         raise UsageError("--also is another setting of your own job: give its COMMAND after --")
+    opening, slowest = max((parse(spec).opening_steps, spec) for spec in strategies or ("ddp",))
     own_rows = read_also(also, [UNCHANGED, *strategies])
     of_hosts = _ranks_on_hosts(ranks, cluster)
     settings = Settings(
         strategies=[UNCHANGED, *strategies, *own_rows] if command else strategies,
         ranks=of_hosts if command else of_hosts or ranks or 2,
-        steps=steps,
+        steps=steps + opening,
         warmup=min(_WARMUP, steps // 2) if warmup is None else warmup,
         repeats=repeats,
         max_minutes=max_minutes,
@@ -335,6 +337,9 @@ def run_command(
     for text in slow:
         read_slowdown(text, settings.ranks)
     profile = None if pace is None else _profile(pace)
+    if opening:
+        added = f"{opening} steps are added, in which {slowest} searches or has not begun"
+        click.echo(f"ddltrace: {added}", err=True)
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
     make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)
     if profile is not None:

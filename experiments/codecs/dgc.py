@@ -49,6 +49,11 @@ class Dgc(CodecDescription):
             raise ValueError("warmup must be a number of steps")
 
     @property
+    def opening_steps(self) -> int:
+        """The exchanges in which the density falls."""
+        return self.warmup
+
+    @property
     def keeps_residual(self) -> bool:
         """Unsent values stay in v."""
         return True

@@ -37,6 +37,11 @@ class PowerSgd(CodecDescription):
         if not 0 < self.min_compression < math.inf:
             raise ValueError("min_compression must be a positive number")
 
+    @property
+    def opening_steps(self) -> int:
+        """The exchanges of gradients as they are."""
+        return self.start
+
     def factors(self, shape: Sequence[int]) -> tuple[int, int, int] | None:
         """Rows, columns and rank with which a tensor is sent; None if it is sent as it is.
 

@@ -10,6 +10,12 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.architectures.auto import Links
+from ddltrace.experiments.messages.trace_marks import (
+    CALIBRATION_BEGINS,
+    CALIBRATION_ENDS,
+    calibrating,
+    mark,
+)
 
 _SMALL: Final = 8
 _LARGE: Final = 1 << 20
@@ -30,18 +36,21 @@ def measure_links(group: dist.ProcessGroup) -> Links:
     """
     size, own = group.size(), group.rank()
     measured: dict[tuple[int, int], tuple[float, float]] = {}
-    for first in range(size):
-        for second in range(first + 1, size):
-            dist.barrier(group=group)
-            if own in (first, second):
-                peer = second if own == first else first
-                small, large = (
-                    _one_way_us(length, peer, group, leads=own == first)
-                    for length in (_SMALL, _LARGE)
-                )
-                measured[first, second] = (small, max(large - small, 1e-3) / (_LARGE - _SMALL))
-    gathered: list[Any] = [None] * size
-    dist.all_gather_object(gathered, measured, group=group)
+    mark(CALIBRATION_BEGINS)
+    with calibrating("links between ranks"):
+        for first in range(size):
+            for second in range(first + 1, size):
+                dist.barrier(group=group)
+                if own in (first, second):
+                    peer = second if own == first else first
+                    small, large = (
+                        _one_way_us(length, peer, group, leads=own == first)
+                        for length in (_SMALL, _LARGE)
+                    )
+                    measured[first, second] = (small, max(large - small, 1e-3) / (_LARGE - _SMALL))
+        gathered: list[Any] = [None] * size
+        dist.all_gather_object(gathered, measured, group=group)
+    mark(CALIBRATION_ENDS)
     alpha = [[0.0] * size for _ in range(size)]
     beta = [[0.0] * size for _ in range(size)]
     # The first rank of a pair measures, so that all ranks use the same numbers.

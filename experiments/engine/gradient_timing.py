@@ -4,7 +4,6 @@ times."""
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,13 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.messages.message_plan import Gradient
-from ddltrace.experiments.messages.trace_marks import carrying
+from ddltrace.experiments.messages.trace_marks import (
+    CALIBRATION_BEGINS,
+    CALIBRATION_ENDS,
+    calibrating,
+    mark,
+)
+from ddltrace.experiments.observation.choices import report_found
 from ddltrace.experiments.schedules.base import Schedule
 
 _SMALL_BYTES: Final = 1 << 10
@@ -29,6 +34,7 @@ class GradientTiming:
         self._schedule = schedule
         self._group = group
         self._begin_ns = 0
+        mark(CALIBRATION_BEGINS)
         self._times: list[dict[int, float]] = []
 
     def begin(self) -> None:
@@ -63,13 +69,13 @@ class GradientTiming:
         times = torch.tensor(
             [*_time_messages(self._group, device), *measured], dtype=torch.float64, device=device
         )
-        with carrying("ready times of gradients", ()):
+        with calibrating("ready times of gradients"):
             dist.all_reduce(times, op=dist.ReduceOp.MAX, group=self._group)
         alpha, beta, *ready = times.tolist()
         last = max(ready, default=0.0)
         chosen = self._schedule.with_values((alpha, beta))
-        if dist.get_rank(self._group) == 0:
-            print(f"ddltrace: found by measurement: {chosen}", file=sys.stderr, flush=True)
+        mark(CALIBRATION_ENDS)
+        report_found(chosen)
         return chosen, [
             # What no rank has ever used is ready when backward ends.
             replace(gradient, ready_us=at if at >= 0 else max(last, 0.0))
@@ -95,7 +101,7 @@ def _time_all_reduce(group: dist.ProcessGroup, device: torch.device, size: int) 
     durations = []
     for _ in range(_REPEATS + 1):
         begin = time.perf_counter_ns()
-        with carrying("measurement of the network", ()):
+        with calibrating("measurement of the network"):
             dist.all_reduce(payload, group=group)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -158,9 +158,10 @@ class ModelExchange:
         # What no layer has waited for was not used in this forward pass, or used unawares.
         self._left_over = set(self._deferred)
         self._settle_all()
-        self._search_on()
-        self._plan_by_time()
         self._exchanges = self._policy.exchanges_gradients()
+        if self._exchanges:
+            self._search_on()
+        self._plan_by_time()
         self._armed = True
         self._versions = [_version(p) for p in self._parameters] if _uses_rpc() else []
         self._end_awaited = False
@@ -183,7 +184,7 @@ class ModelExchange:
             Variable._execution_engine.queue_callback(self._finish)
 
     def _search_on(self) -> None:
-        """Lets the schedule's search change the plan, between two steps."""
+        """Lets the schedule's search change the plan, between two exchanges."""
         if self._plan is None or self._search is None:
             return
         chosen = self._search.after_step()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.messages.trace_marks import (
+    CALIBRATION_BEGINS,
+    CALIBRATION_ENDS,
+    calibrating,
+    mark,
+)
+from ddltrace.experiments.observation.choices import report_found
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.schedules.search import Search
 
@@ -27,9 +33,10 @@ class ScheduleSearch:
         self._steps = 0
         self._begin = 0.0
         self.over = False
+        mark(CALIBRATION_BEGINS)
 
     def after_step(self) -> Schedule | None:
-        """To be called between two steps, while no message is in flight. Collective.
+        """To be called between two exchanges, while no message is in flight. Collective.
 
         Returns:
             The next schedule; None to keep the current one.
@@ -42,17 +49,20 @@ class ScheduleSearch:
             if self._steps <= self._schedule.search_steps:
                 return None
             seconds = torch.tensor([time.monotonic() - self._begin], dtype=torch.float64)
-            dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=self._group)
+            with calibrating("duration of steps"):
+                dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=self._group)
             self._search.observe(self._values, float(seconds) / self._schedule.search_steps)
         proposal = self._search.propose()
         self.over = proposal is None
         values = torch.tensor(
             list(self._search.best() if proposal is None else proposal), dtype=torch.float64
         )
-        dist.broadcast(values, group=self._group, group_src=0)
+        with calibrating("parameters"):
+            dist.broadcast(values, group=self._group, group_src=0)
         self._values = values.tolist()
         self._steps = 0
         chosen = self._schedule.with_values(self._values)
-        if self.over and dist.get_rank(self._group) == 0:
-            print(f"ddltrace: found by measurement: {chosen}", file=sys.stderr, flush=True)
+        if self.over:
+            mark(CALIBRATION_ENDS)
+            report_found(chosen)
         return chosen

@@ -30,6 +30,11 @@ class PostLocalSgd:
             raise ValueError("period must be at least 1")
 
     @property
+    def opening_steps(self) -> int:
+        """The steps of synchronous SGD."""
+        return self.start
+
+    @property
     def cycle_steps(self) -> int:
         """Steps after which the exchanges repeat."""
         return self.period

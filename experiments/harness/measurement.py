@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.experiments.harness.calibration import calibration_of
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.synchronization_report import (
     notes_of,
@@ -36,10 +37,14 @@ def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None 
         The run, named after the trace's directory; its status is ``complete`` or ``diverged``.
 
     Raises:
-        TraceError: The trace cannot be read or has none of the steps.
+        TraceError: The trace cannot be read, has none of the steps, or its strategy searched or
+            calibrated to the end.
     """
     opened = open_trace(trace)
     window = _steady_steps(opened) if steps is None else steps
+    calibration = calibration_of(opened)
+    if calibration is not None and window is not None:
+        window = calibration.leave_out_of(window)
     found = opened.analyze(window).to_json()
     walls = [float(row["wall_us"]) for row in found["steps"]]
     notes = [str(note) for note in found["trace"].get("notes") or []]
@@ -64,6 +69,7 @@ def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None 
         encode_us=encode_us,
         decode_us=decode_us,
         synchronization=synchronization,
+        calibration=None if calibration is None else calibration.to_json(),
         notes=[*notes, *(outcome or {}).get("notes", [])],
         **_per_rank_and_step(found),
     )

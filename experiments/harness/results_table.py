@@ -18,6 +18,7 @@ from ddltrace.experiments.harness.loss_curves import SMOOTHING
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.row import Row, label
 from ddltrace.experiments.harness.step_intervals import Difference, Speedup
+from ddltrace.experiments.strategy.spec import opening_steps_of
 from ddltrace.experiments.transports.protocols import Protocol, read_protocol
 
 _COLUMNS = 100
@@ -224,7 +225,7 @@ def choice_lines(row: Row) -> list[str]:
     """What a strategy chose by sizes or measurements, one line each."""
     lines = []
     placement, auto = row.choices.get("placement"), row.choices.get("auto")
-    paced = row.choices.get("protocol")
+    paced, found = row.choices.get("protocol"), row.choices.get("found")
     if placement:
         lines.append(
             f"{_counted(placement['keys'], 'key')} on "
@@ -240,6 +241,20 @@ def choice_lines(row: Row) -> list[str]:
             f"{_counted(len(auto['racks']), 'rack')}, {_counted(len(auto['hosts']), 'host')} by "
             "the measured links; "
             f"chosen: {chosen}."
+        )
+    if found:
+        parameters = ", ".join(f"{k}={v}" for k, v in found.items() if k != "schedule")
+        lines.append(f"found by measurement: {found['schedule']}({parameters}).")
+    if opening := opening_steps_of(row.strategy.rpartition("/")[2]):
+        lines.append(
+            f"its first {_counted(opening, 'step')}, in which it searches, calibrates itself or "
+            "has not begun, are not measured."
+        )
+    if row.calibration:
+        messages = _counted(round(row.calibration["messages"]), "message")
+        lines.append(
+            f"calibrated or searched with {messages} of {row.calibration['bytes'] / 1e6:.3f} MB "
+            "per rank in all, which are not in payload."
         )
     if paced and paced["messages"]:
         lines.append(

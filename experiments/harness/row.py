@@ -68,6 +68,7 @@ class Row:
             ``tcp``; None without the option.
         runs: Every run, round by round.
         choices: Those of the last finished run.
+        calibration: As that of `Run`, of the last finished run that has one.
         synchronization: As that of `Run`, over all finished runs.
         disturbed: Rounds in which other processes kept more cores than the experiment's
             `max_other_cores` busy: the times of these runs are not those of the strategy alone.
@@ -99,6 +100,7 @@ class Row:
     protocol: str | None = None
     synchronization: dict[str, Any] | None = None
     choices: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] | None = None
     disturbed: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
@@ -188,6 +190,7 @@ def summarize(
         paced=paced,
         protocol=protocol,
         choices=finished[-1].choices if finished else {},
+        calibration=next((run.calibration for run in reversed(finished) if run.calibration), None),
         synchronization=merged([r.synchronization for r in finished if r.synchronization]),
         disturbed=[run.round for run in finished if exceeds(run.other_cores, max_other_cores)],
         notes=[

@@ -51,7 +51,11 @@ class Run:
         choices: What the strategy chose by sizes or measurements: ``auto`` (groups, links and the
             architecture for each size), ``placement`` (loads of the servers and their skew). And
             ``protocol``: the profile that paced the messages, with its sources, and the number and
-            times of the messages to rank 0.
+            times of the messages to rank 0. And ``found``: the schedule that a search or
+            calibration has found.
+        calibration: What the strategy searched or measured with messages of its own, apart from
+            all other values: ``steps`` up to its end, none of which is measured; ``bytes`` and
+            ``messages`` of a rank for it, over the whole run. None if it did not.
         wall_s: Seconds that the job took from its start to its end.
         other_cores: Cores that other processes, and the kernel on its own behalf, kept busy while
             the job ran, in the mean; None where the kernel does not say.
@@ -82,6 +86,7 @@ class Run:
     replicas_identical: bool | None = None
     synchronization: dict[str, Any] | None = None
     choices: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] | None = None
     wall_s: float | None = None
     other_cores: float | None = None
     notes: list[str] = field(default_factory=list)

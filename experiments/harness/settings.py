@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddltrace.experiments.strategy.spec import cycle_steps_of
+from ddltrace.experiments.strategy.spec import cycle_steps_of, opening_steps_of
 from ddltrace.tracer.errors import UsageError
 
 
@@ -15,7 +15,8 @@ class Settings:
     Attributes:
         strategies: The strategies' specs in canonical form, in the order of the rows.
         ranks: Number of rank processes; None if the user's own command starts them.
-        steps: Training steps, warm-up included.
+        steps: Training steps of every row, warm-up and the most opening steps of a strategy
+            included: all rows train the same number of steps, so that losses can be compared.
         warmup: Steps at the start that are trained but not measured.
         workload: Name of the built-in workload; None for the user's own job.
         width: Size of its model.
@@ -77,15 +78,21 @@ class Settings:
     command: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        opening, strategy = max((opening_steps_of(name), name) for name in self.strategies)
         if not self.warmup < self.steps:
             raise UsageError(f"--steps {self.steps} leaves nothing after --warmup {self.warmup}")
+        if not self.warmup + opening < self.steps:
+            raise UsageError(
+                f"{self.steps} steps leave nothing after --warmup {self.warmup} and the {opening} "
+                f"opening steps of {strategy}"
+            )
 
     def command_of(self, strategy: str) -> list[str]:
         """The user's own job in a row; empty for a workload."""
         return self.also.get(strategy, self.command)
 
     def measured_steps(self, strategy: str) -> range:
-        """The steps that are measured: those after the warm-up.
+        """The steps that are measured: those after the warm-up and the strategy's opening steps.
 
         If a strategy exchanges in some steps only, the first ones are left out where that leaves
         whole cycles, so that means over steps contain each kind of step in its share.
@@ -94,5 +101,6 @@ class Settings:
             strategy: The strategy's spec, or the name of another row.
         """
         cycle = cycle_steps_of(strategy)
-        after = self.steps - self.warmup
-        return range(self.warmup + (after % cycle if after > cycle else 0), self.steps)
+        first = self.warmup + opening_steps_of(strategy)
+        after = self.steps - first
+        return range(first + (after % cycle if after > cycle else 0), self.steps)

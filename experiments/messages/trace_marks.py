@@ -9,12 +9,19 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 if TYPE_CHECKING:
     from ddltrace.tracer.capture.session import Session
+
+
+CALIBRATION: Final = "calibration: "
+"""Begin of the names of messages by which a strategy measures, searches, or agrees on what it
+found, and of the marks of when that begins and ends."""
+CALIBRATION_BEGINS: Final = f"{CALIBRATION}begins"
+CALIBRATION_ENDS: Final = f"{CALIBRATION}ends"
 
 
 def current_session() -> Session | None:
@@ -39,6 +46,15 @@ def carrying(name: str | None, parameters: Sequence[torch.Tensor]) -> Iterator[N
     ids = [session.registry.tensor_id(parameter) for parameter in parameters]
     with session.context.carrying(name, ids):
         yield
+
+
+def calibrating(what: str) -> contextlib.AbstractContextManager[None]:
+    """Declares that the messages launched inside calibrate or search.
+
+    Args:
+        what: What is measured or agreed on.
+    """
+    return carrying(CALIBRATION + what, ())
 
 
 @contextlib.contextmanager

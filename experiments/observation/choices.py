@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from ddltrace.experiments.schedules.base import Schedule
+
 _reported: Final[dict[str, Any]] = {}
 
 
@@ -23,6 +25,13 @@ def report_choice(name: str, text: str, values: dict[str, Any]) -> None:
     _reported[name] = values
     if dist.get_rank() == 0:
         print(f"ddltrace: {text}", file=sys.stderr, flush=True)
+
+
+def report_found(schedule: Schedule) -> None:
+    """Reports the parameters that a schedule has found by measurement."""
+    name = type(schedule).__name__
+    text = f"found by measurement: {schedule}"
+    report_choice("found", text, {"schedule": name, **vars(schedule)})
 
 
 def reported_choices() -> dict[str, Any]:

@@ -115,6 +115,18 @@ class Schedule(ABC):
         """
         return 0
 
+    @property
+    def opening_steps(self) -> int:
+        """Exchanges at the start in which it searches or calibrates, and sends the messages for it.
+
+        From the next one on, it is what was found.
+        """
+        search = self.search()
+        if search is not None:
+            # A plan is needed first. What was found is broadcast in the step that first uses it.
+            return 2 + search.points * (1 + self.search_steps)
+        return self.timed_steps + 2 if self.timed_steps else 0
+
     def search(self) -> Search | None:
         """A search for the schedule's parameters while the job runs; None for no search."""
         return None

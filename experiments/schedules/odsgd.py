@@ -39,6 +39,11 @@ class OdSgd(Schedule):
             raise ValueError("warmup must not be negative")
 
     @property
+    def opening_steps(self) -> int:
+        """The synchronous steps."""
+        return self.warmup
+
+    @property
     def wait(self) -> WaitingPoint:
         """Before the next step's update."""
         return "next_update"

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 class Search(Protocol):
     """Proposes parameters and learns how long steps took with them. It knows no clock."""
 
+    @property
+    def points(self) -> int:
+        """How many parameters it measures."""
+        ...
+
     def propose(self) -> Sequence[float] | None:
         """The parameters to measure next; None when the search is over."""
         ...
@@ -31,6 +36,7 @@ class GridSearch:
     """Measures every candidate once."""
 
     def __init__(self, candidates: Sequence[Sequence[float]]) -> None:
+        self.points = len(candidates)
         self._left = list(candidates)
         self._seen: list[tuple[float, Sequence[float]]] = []
 
@@ -65,7 +71,7 @@ class BayesianSearch:
         """
         self._first = tuple(first)
         self._grid = [tuple(values) for values in grid]
-        self._points = points
+        self.points = min(points, len(self._grid))
         self._seen: list[tuple[float, tuple[float, ...]]] = []
         self._random = random.Random(0)
 
@@ -73,7 +79,7 @@ class BayesianSearch:
         """The point with the largest expected improvement; the first few are spread out."""
         tried = {values for _, values in self._seen}
         left = [values for values in self._grid if values not in tried]
-        if len(self._seen) >= self._points or not left:
+        if len(self._seen) >= self.points:
             return None
         if not self._seen:
             return self._first

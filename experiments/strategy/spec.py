@@ -59,16 +59,28 @@ def parse(spec: str) -> Strategy:
     return strategy
 
 
-def cycle_steps_of(name: str) -> int:
-    """Steps after which the exchanges of a row of an experiment repeat.
+def row_strategy(name: str) -> Strategy | None:
+    """The strategy of a row of an experiment.
 
     Args:
-        name: A spec; 1 for any other name, such as that of a trace.
+        name: A spec; None for any other name, such as that of a trace.
     """
     try:
-        return parse(name).cycle_steps
+        return parse(name)
     except UsageError:
-        return 1
+        return None
+
+
+def cycle_steps_of(name: str) -> int:
+    """Steps after which the exchanges of a row repeat; argument as that of `row_strategy`."""
+    strategy = row_strategy(name)
+    return 1 if strategy is None else strategy.cycle_steps
+
+
+def opening_steps_of(name: str) -> int:
+    """`Strategy.opening_steps` of a row; argument as that of `row_strategy`."""
+    strategy = row_strategy(name)
+    return 0 if strategy is None else strategy.opening_steps
 
 
 def refuse_repeated(specs: Sequence[str]) -> None:

@@ -50,6 +50,17 @@ class Strategy:
         return math.lcm(*(getattr(part, "cycle_steps", 1) for part in parts))
 
     @property
+    def opening_steps(self) -> int:
+        """Steps at the start in which it does something else than from then on.
+
+        It searches for parameters, calibrates itself, or has not begun, as ``postlocalsgd`` before
+        its `start`. Schedules and codecs count exchanges, so the steps of a cycle count together.
+        """
+        parts = (self.schedule, self.codec)
+        exchanges = max(getattr(part, "opening_steps", 0) for part in parts)
+        return max(exchanges * self.cycle_steps, getattr(self.frequency, "opening_steps", 0))
+
+    @property
     def slug(self) -> str:
         """A name for its files: letters, digits, ``.``, ``-`` and ``_`` only."""
         return re.sub(r"[^A-Za-z0-9._]+", "-", self.spec)

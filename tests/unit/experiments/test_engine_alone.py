@@ -14,7 +14,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ddltrace.experiments.engine import group_averaging, plugin, slow_rank, update_control
+from ddltrace.experiments.engine import (
+    gradient_timing,
+    group_averaging,
+    plugin,
+    schedule_search,
+    slow_rank,
+    update_control,
+)
 from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.attach import Exchange, attach
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
@@ -449,3 +456,46 @@ def test_updates_of_two_optimizers_are_one_step_of_a_slow_rank(
         for each, before in zip(hooks, former, strict=True):
             each[:] = before
     assert begun == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "bytescheduler:tune=true",
+        "best_buckets",
+        "best_buckets:steps=2",
+        "mgwfbp:steps=3",
+        "accumulate:steps=3+best_buckets:steps=1",
+        "accumulate:steps=2+mgwfbp:steps=2",
+    ],
+)
+def test_a_search_ends_in_the_last_of_the_opening_steps(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    opening = parse(spec).opening_steps
+    marked: dict[str, list[int]] = {}
+    sent: list[int] = []
+    step = 0
+    for module in (schedule_search, gradient_timing):
+        original = module.calibrating
+
+        def calibrating(what: str, original: Any = original) -> Any:
+            sent.append(step)
+            return original(what)
+
+        monkeypatch.setattr(module, "mark", lambda name: marked.setdefault(name, []).append(step))
+        monkeypatch.setattr(module, "calibrating", calibrating)
+    model, exchange = branched(spec)
+    optimizer = sgd(model)
+    for step in range(opening + 20):
+        loss_of(exchange.model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    exchange.close()
+    begins, ends = (marked[f"calibration: {what}"] for what in ("begins", "ends"))
+    assert begins == [0]
+    # An exchange of `accumulate` is in the last step of its cycle, and a timing needs no search.
+    assert opening - parse(spec).cycle_steps <= ends[0] < opening
+    assert len(ends) == 1
+    assert max(sent) == ends[0]
