@@ -84,6 +84,7 @@ def assemble(
         waiting=steady.waiting,
         root_causes=steady.root_causes,
         hangs=measured.hangs,
+        mismatches=measured.mismatches,
         failure=measured.failure,
         standstill=measured.standstill,
         findings=(),

@@ -30,6 +30,7 @@ from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_la
 from ddltrace.analyzer.measures.job_facts import job_facts
 from ddltrace.analyzer.measures.measured import Measured, RankFacts, SteadyMeasures
 from ddltrace.analyzer.measures.operation_rows import kernel_rows, operator_rows
+from ddltrace.analyzer.measures.passed import find_mismatches
 from ddltrace.analyzer.measures.path_parts import MOST_PARTS, path_copies, path_parts, path_totals
 from ddltrace.analyzer.measures.pipelines import pipelines
 from ddltrace.analyzer.measures.rank_measures import measure_ranks
@@ -166,6 +167,7 @@ def measure_steps(
         traffic=traffic_rows(joined, links, chosen),
         joining=joining(joined, chosen, chosen_messages),
         hangs=hangs,
+        mismatches=find_mismatches(trace, joined, hangs),
         failure=failure,
         standstill=find_standstill(trace, scans) if request.at_end and not hangs else None,
         kernels=kernel_rows(executions, counted),

@@ -1519,6 +1519,25 @@ class Joining:
 
 
 @dataclass(frozen=True)
+class Mismatch:
+    """A completed message on which its ranks disagree; one that did not complete is a hang.
+
+    Attributes:
+        op: Its operation; ``send`` for a send and its receive.
+        group: Its group.
+        seq: Its number in the group; None for a send.
+        called: The operation of each rank if these differ, else empty.
+        passed: Element type and shapes or bytes of each rank if these differ, else empty.
+    """
+
+    op: str
+    group: str
+    seq: int | None
+    called: dict[int, str] = field(default_factory=dict)
+    passed: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Analysis:
     """A measured trace.
 
@@ -1548,6 +1567,8 @@ class Analysis:
         root_causes: Root causes of this waiting, most expensive first. Their direct and propagated
             waiting sum to all waiting.
         hangs: Collectives that never completed, causes first.
+        mismatches: Completed messages on whose operation, element type or size ranks disagree, the
+            first 20; only sizes and operations where the trace is no dump of the Flight Recorder.
         failure: The rank that ended first in a job that failed; null if it is not known.
         standstill: The positions of all ranks if all have stopped recording events; null if some
             continue, if the job ended, or if collectives hang.
@@ -1592,6 +1613,7 @@ class Analysis:
     waiting: Waiting
     root_causes: tuple[RootCause, ...]
     hangs: tuple[Hang, ...]
+    mismatches: tuple[Mismatch, ...]
     failure: Failure | None
     standstill: Standstill | None
     findings: tuple[Finding, ...]

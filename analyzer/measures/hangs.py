@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.last_activity import at_place, last_activity, last_silence
+from ddltrace.analyzer.measures.passed import (
+    DUMPS,
+    disagreement,
+    pairs_that_disagree,
+    passed_by,
+    sent_and_expected,
+)
 from ddltrace.analyzer.measures.process_ends import KnownActivity, ProcessLifetimes, end_of_trace
 from ddltrace.analyzer.model import Hang, Standstill, stuck_ranks
 
@@ -28,13 +35,6 @@ _USUAL: Final = 0.9
 longer than this part of the others, or a second, did not hang."""
 
 _MAX_SHOWN: Final = 20
-
-_DUMPS: Final = "flight-recorder"
-"""Source of traces that show what was in flight when the ranks wrote them: whatever has not
-completed in them is reported, since a dump does not tell how long it continued."""
-
-_EQUAL_INPUTS: Final = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
-_EQUAL_OUTPUTS: Final = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 def find_hangs(
@@ -117,19 +117,25 @@ def find_hangs(
                 called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
             )
         )
+    pairs = pairs_that_disagree(joined) if trace.run.source == DUMPS else {}
+    send_of = {receive: send for send, receive in pairs.items()}
     for row in unmatched.tolist():
         start, rank = int(messages.start[row]), int(messages.rank[row])
         waited, peer = waited_for([row], start), int(messages.peer[row])
+        if row in send_of and is_open[send_of[row]]:
+            continue  # described with its send
+        pair = (send_of[row], row) if row in send_of else (row, pairs.get(row, NULL))
         if is_hang(waited) and not known.may_have_come([peer], start):
-            has_trace = peer in trace.ranks
+            has_trace, came = peer in trace.ranks, pair[1] != NULL
             hangs.append(
                 Hang(
                     op=messages.ops[messages.op[row]],
                     group=messages.groups[messages.group[row]],
                     seq=None if messages.seq[row] == NULL else int(messages.seq[row]),
-                    entered=(rank,),
-                    missing=(peer,) if has_trace else (),
+                    entered=tuple(sorted((rank, peer))) if came else (rank,),
+                    missing=(peer,) if has_trace and not came else (),
                     unknown=() if has_trace else (peer,),
+                    passed=sent_and_expected(joined, *pair) if came else {},
                     since_us=(start - origin_ns) / 1e3,
                     waited_us=waited.known_us,
                     waited_at_least=waited.at_least,
@@ -153,7 +159,7 @@ def _patience_ns(trace: Trace, durations: IntArray) -> float:
     """How long a message has to be open to count as one that hangs."""
     if trace.run.status == "running":
         return max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
-    if trace.run.source == _DUMPS:
+    if trace.run.source == DUMPS:
         return 0
     return min(float(np.quantile(durations, _USUAL)) if len(durations) else 0.0, _MIN_WAIT_NS)
 
@@ -224,10 +230,11 @@ class _Members:
 
 def _with_what_was_passed(trace: Trace, hangs: Sequence[Hang]) -> list[Hang]:
     """Adds element types and sizes to collectives whose ranks disagree on them."""
-    several = [hang for hang in hangs if len(hang.entered) > 1]
+    several = [hang for hang in hangs if len(hang.entered) > 1 and not hang.passed]
     found = {
-        rank: _passed_by(
-            trace, rank, {(hang.group, hang.seq) for hang in several if rank in hang.entered}
+        rank: passed_by(
+            trace.last_windows(rank),
+            {(hang.group, hang.seq) for hang in several if rank in hang.entered},
         )
         for rank in sorted({rank for hang in several for rank in hang.entered})
     }
@@ -235,72 +242,8 @@ def _with_what_was_passed(trace: Trace, hangs: Sequence[Hang]) -> list[Hang]:
     for hang in hangs:
         key = hang.group, hang.seq
         known = {r: found[r][key] for r in hang.entered if r in found and key in found[r]}
-        described.append(replace(hang, passed=_disagreement(hang.op, known)))
+        described.append(replace(hang, passed=hang.passed or disagreement(hang.op, known)))
     return described
-
-
-def _passed_by(
-    trace: Trace, rank: int, wanted: set[tuple[str, int | None]]
-) -> dict[tuple[str, int | None], _Passed]:
-    """What a rank passed to the collectives with these groups and numbers."""
-    seqs = [seq for _, seq in wanted if seq is not None]
-    found: dict[tuple[str, int | None], _Passed] = {}
-    for table in trace.last_windows(rank):
-        columns = Columns(table)
-        rows = columns.rows("message")
-        rows = rows[np.isin(columns.ints("seq", rows), seqs)]
-        (groups, names), (types, type_names), (shapes, shape_texts) = (
-            columns.codes(name, rows) for name in ("group", "dtype", "shapes")
-        )
-        names, type_names, shape_texts = [*names, ""], [*type_names, ""], [*shape_texts, ""]
-        sizes, out_sizes = columns.ints("bytes", rows), columns.ints("out_bytes", rows)
-        for place, number in enumerate(columns.ints("seq", rows).tolist()):
-            key = names[groups[place]], number
-            if key in wanted:
-                found[key] = _Passed(
-                    type_names[types[place]],
-                    shape_texts[shapes[place]],
-                    int(sizes[place]),
-                    int(out_sizes[place]),
-                )
-    return found
-
-
-class _Passed(NamedTuple):
-    """What a rank passed to a collective; empty, or `NULL`, where it is not known."""
-
-    dtype: str
-    shapes: str
-    bytes: int
-    out_bytes: int
-
-    def text(self, *, with_output: bool) -> str:
-        size = self.shapes or ("" if self.bytes == NULL else f"{self.bytes} bytes")
-        output = f", output of {self.out_bytes} bytes" if with_output else ""
-        return f"{self.dtype} {size}".strip() + output
-
-
-def _disagreement(op: str, passed: Mapping[int, _Passed]) -> dict[int, str]:
-    """What each rank passed to an operation, if that must be equal and is not."""
-    each = list(passed.values())
-    types = {one.dtype for one in each if one.dtype} if op != "barrier" else set()
-    # Without shapes it is not known which sizes a recorder writes on ranks that only receive.
-    shaped = all(one.shapes for one in each)
-    inputs = {one.bytes for one in each if one.bytes != NULL}
-    outputs = {one.out_bytes for one in each if one.out_bytes != NULL}
-    compared = _EQUAL_INPUTS if shaped else _EQUAL_INPUTS[:3]
-    inputs_differ = op in compared and len(inputs) > 1
-    outputs_differ = shaped and op in _EQUAL_OUTPUTS and len(outputs) > 1
-    unbalanced = (
-        op == "all_to_all"
-        and shaped
-        and NULL not in {size for one in each for size in (one.bytes, one.out_bytes)}
-        and sum(one.bytes for one in each) != sum(one.out_bytes for one in each)
-    )
-    if len(types) < 2 and not (inputs_differ or outputs_differ or unbalanced):
-        return {}
-    with_output = unbalanced or (outputs_differ and not inputs_differ)
-    return {rank: one.text(with_output=with_output) for rank, one in passed.items()}
 
 
 def has_lasted(hang: Hang) -> bool:

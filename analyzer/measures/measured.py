@@ -23,6 +23,7 @@ from ddltrace.analyzer.model import (
     IdleRow,
     Joining,
     KernelRow,
+    Mismatch,
     OperatorRow,
     PathPart,
     PathRank,
@@ -110,6 +111,7 @@ class Measured:
         traffic: Bytes by pair of ranks.
         joining: How well messages were found on all their ranks.
         hangs: Messages that never completed, causes first.
+        mismatches: Completed messages on which ranks disagree.
         failure: The rank that ended first in a job that failed.
         standstill: The positions of all ranks if none records events any more.
         kernels: Kernels and copies by name.
@@ -136,6 +138,7 @@ class Measured:
     traffic: tuple[TrafficRow, ...]
     joining: Joining
     hangs: tuple[Hang, ...]
+    mismatches: tuple[Mismatch, ...]
     failure: Failure | None
     standstill: Standstill | None
     kernels: tuple[KernelRow, ...]

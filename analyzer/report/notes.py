@@ -7,7 +7,9 @@ from typing import Final
 
 from ddltrace.analyzer.formatting.units import agreeing, counted, time_text
 from ddltrace.analyzer.model import Analysis, TraceFacts
+from ddltrace.analyzer.report.sentences import mismatch_text
 
+_SHOWN_MISMATCHES: Final = 3
 _AHEAD: Final = 0.5
 """Of a step: by how much the device is behind where the difference matters."""
 
@@ -27,6 +29,10 @@ def notes_of(analysis: Analysis) -> list[str]:
             f"{counted(joining.mismatched, 'collective', 'does')} not agree on operation or "
             "size across ranks: left out of all times"
         )
+    notes += [
+        f"ranks disagree on a message that completed: {mismatch_text(each)}"
+        for each in analysis.mismatches[:_SHOWN_MISMATCHES]
+    ]
     if joining.partial:
         notes.append(
             f"{joining.partial} of {joining.collectives} collectives "

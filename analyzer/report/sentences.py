@@ -14,6 +14,7 @@ from ddltrace.analyzer.model import (
     Analysis,
     Failure,
     Hang,
+    Mismatch,
     PathPart,
     SlowStep,
     Standstill,
@@ -158,6 +159,16 @@ def hang_text(hang: Hang) -> str:
     if hang.unknown:
         presence += f"; whether {ranks_text(hang.unknown)} did is not recorded"
     return f"{what} hangs: {'; '.join([*why, presence])}"
+
+
+def mismatch_text(mismatch: Mismatch) -> str:
+    """Describes a completed message on which ranks disagree. Safe to print."""
+    number = "" if mismatch.seq is None else f" number {mismatch.seq}"
+    what = "" if mismatch.called else printable(mismatch.op)
+    return (
+        f"{what}{number} of group {printable(mismatch.group)}".strip()
+        + f": {_by_rank(mismatch.called or mismatch.passed)}"
+    )
 
 
 def _by_rank(texts: dict[int, str]) -> str:

@@ -32,6 +32,7 @@ from ddltrace.analyzer.model import (
     Hang,
     IdleRow,
     Joining,
+    Mismatch,
     RankRow,
     SizeBin,
     StepRow,
@@ -74,6 +75,7 @@ class Merger:
         self._traffic: KeyedSums[tuple[int, int, str | None]] = KeyedSums(1)
         self._joining: list[Joining] = []
         self._hangs: dict[Any, Hang] = {}
+        self._mismatches: dict[Any, Mismatch] = {}
         self._facts: dict[int, RankFacts] = {}
         self._operations = OperationSums()
         self._steady = SteadyMerger()
@@ -103,6 +105,8 @@ class Merger:
         """Adds the measures of a range."""
         if part.at_end:
             self._end = part
+        for each in part.mismatches:
+            self._mismatches.setdefault((each.group, each.seq, *each.passed), each)
         for hang in part.hangs:
             self._hangs.setdefault((hang.op, hang.group, hang.seq, hang.entered), hang)
         for rank, facts in part.facts.items():
@@ -185,6 +189,7 @@ class Merger:
             ),
             joining=_all_joining(self._joining),
             hangs=hangs,
+            mismatches=tuple(self._mismatches.values()),
             failure=failure,
             standstill=None if hangs or end is None else end.standstill,
             kernels=self._operations.kernels(len(columns["step"])),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import pickle
 import random
 from pathlib import Path
@@ -19,8 +20,9 @@ import pytest
 from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.write_imported import save
-from ddltrace.analyzer.model import Hang
-from ddltrace.analyzer.report.sentences import hang_text
+from ddltrace.analyzer.model import Analysis, Hang
+from ddltrace.analyzer.report.notes import notes_of
+from ddltrace.analyzer.report.sentences import hang_text, mismatch_text
 from ddltrace.analyzer.trace.opened_trace import open_trace
 
 GROUPS = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3), "3": (1, 2)}
@@ -184,12 +186,17 @@ def torchfrtrace(dumps: Dumps) -> Verdict:
     return verdict
 
 
-def hangs_of(dumps: Dumps, path: Path) -> tuple[Hang, ...]:
+def analysis_of(dumps: Dumps, path: Path, *, as_json: bool = False) -> Analysis:
     (path / "dumps").mkdir()
     for rank, dump in dumps.items():
-        (path / "dumps" / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
+        content = json.dumps(dump).encode() if as_json else pickle.dumps(dump)
+        (path / "dumps" / f"nccl_trace_rank_{rank}").write_bytes(content)
     save(formats.read(path / "dumps"), path / "trace", force=False)
-    return analyze(open_trace(path / "trace")).hangs
+    return analyze(open_trace(path / "trace"))
+
+
+def hangs_of(dumps: Dumps, path: Path) -> tuple[Hang, ...]:
+    return analysis_of(dumps, path).hangs
 
 
 def disagreement(hang: Hang) -> set[int]:
@@ -215,9 +222,11 @@ def verdict_of(hangs: tuple[Hang, ...]) -> Verdict:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_verdict_is_that_of_torchfrtrace(tmp_path: Path, seed: int, fault: str) -> None:
     dumps, rank = generate(seed, fault)
-    hangs = hangs_of(dumps, tmp_path)
+    analysis = analysis_of(dumps, tmp_path, as_json=seed % 2 == 1)
+    hangs = analysis.hangs
     expected = torchfrtrace(dumps)
     assert verdict_of(hangs) == expected
+    assert not analysis.mismatches
     assert bool(expected) == (fault not in ("nothing", "no dump"))
     if fault == "nothing":
         assert hangs == ()
@@ -231,6 +240,115 @@ def test_the_verdict_is_that_of_torchfrtrace(tmp_path: Path, seed: int, fault: s
     for hang in hangs:
         assert hang.timeout_us == 600e6
         assert hang.waited_us is None or (hang.waited_us > 0 and hang.waited_at_least)
+
+
+@pytest.mark.parametrize("fault", ["nothing", "size", "dtype", "operation"])
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_that_disagree_on_what_completed_are_those_of_torchfrtrace(
+    tmp_path: Path, seed: int, fault: str
+) -> None:
+    dumps, rank = generate(seed, fault)
+    for dump in dumps.values():
+        for one in dump["entries"]:
+            one.update(
+                state="completed",
+                retired=True,
+                time_discovered_completed_ns=one["time_created_ns"] + 100_000,
+            )
+    analysis = analysis_of(dumps, tmp_path, as_json=seed % 2 == 1)
+    assert not analysis.hangs
+    verdict: Verdict = {}
+    for each in analysis.mismatches:
+        assert each.seq is not None
+        texts = each.called or each.passed
+        differing = {r for r, text in texts.items() if text == texts[min(texts)]}
+        verdict[each.group] = (each.seq, frozenset(), sides(differing, each.group))
+    assert verdict == torchfrtrace(dumps)
+    assert bool(verdict) == (fault != "nothing")
+    for each in analysis.mismatches:
+        text = mismatch_text(each)
+        assert f"number {each.seq} of group {each.group}" in text
+        assert f"rank {rank} " in text
+        assert any(text in note for note in notes_of(analysis))
+
+
+PAIRS = {"1": (0, 1), "2": (2, 3)}
+
+
+def pairs(seed: int, fault: str, *, completed: bool) -> tuple[Dumps, str]:
+    """Sends and receives in groups of two, and the group in whose last one the fault is."""
+    chance = random.Random(f"pairs {seed} {fault}")
+    faulty = chance.choice(list(PAIRS))
+    dumps: Dumps = {}
+    for group, ranks in PAIRS.items():
+        for rank in ranks:
+            config = {group: {"name": group, "desc": f"group {group}", "ranks": str(list(ranks))}}
+            dumps[rank] = {"version": "2.10", "pg_config": config, "entries": []}
+        count = chance.randint(2, 5)
+        for number in range(1, count + 1):
+            source = chance.randrange(2)
+            is_last = group == faulty and number == count and fault != "nothing"
+            for side in ("send", "recv"):
+                place = source if side == "send" else 1 - source
+                if is_last and (side, fault) in {
+                    ("send", "never sent"),
+                    ("recv", "never received"),
+                }:
+                    continue
+                arrow = f"{source}->{1 - source}" if side == "send" else f"{place}<-{source}"
+                one = entry(
+                    group,
+                    "all_reduce",
+                    0,
+                    BEGIN + 1_000_000 * number + (side == "recv") * 1_000,
+                    profiling_name=f"nccl:{side} {arrow}",
+                    p2p_seq_id=number,
+                    is_p2p=True,
+                    output_sizes=[[64, 4]],
+                )
+                if is_last and side == "recv" and fault == "size":
+                    one["output_sizes"] = [[65, 4]]
+                if is_last and not completed:
+                    one.update(PENDING)
+                entries = dumps[ranks[place]]["entries"]
+                entries.append(one | {"record_id": len(entries)})
+    return dumps, faulty
+
+
+@pytest.mark.parametrize("fault", ["nothing", "never sent", "never received", "size"])
+@pytest.mark.parametrize("completed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_sends_and_receives_are_judged_as_by_torchfrtrace(
+    tmp_path: Path, seed: int, completed: bool, fault: str
+) -> None:
+    dumps, faulty = pairs(seed, fault, completed=completed)
+    analysis = analysis_of(dumps, tmp_path, as_json=seed % 2 == 1)
+    builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
+    details = {
+        f"rank_{rank}": {"rank": rank, "host_name": "", **copy.deepcopy(dump)}
+        for rank, dump in dumps.items()
+    }
+    options = argparse.Namespace(
+        verbose=False, just_print_entries=False, allow_incomplete_ranks=True, mismatch_cap=1000
+    )
+    collectives = builder.build_db(details, options, "2.10").collectives
+    wrong = [each for each in collectives if each.missing_ranks or each.mismatch_collectives]
+    assert {each.group_id for each in wrong} == ({faulty} if fault != "nothing" else set())
+    hangs = [hang for hang in analysis.hangs if hang.missing or hang.passed]
+    if fault == "size":
+        [found] = analysis.mismatches if completed else hangs
+        assert set(found.passed) == set(PAIRS[faulty])
+        assert {text.split()[1] for text in found.passed.values()} == {"1024", "1040"}
+        assert not (hangs if completed else analysis.mismatches)
+    elif fault == "nothing" or completed:
+        assert not hangs
+        assert not analysis.mismatches
+        assert analysis.joining.p2p_unmatched == (fault != "nothing")
+    else:
+        [hang] = hangs
+        [other] = wrong
+        assert set(hang.missing) == set(other.missing_ranks)
+        assert hang.group == faulty
 
 
 def test_the_wait_is_that_until_the_latest_time_in_any_dump(tmp_path: Path) -> None:
