@@ -20,6 +20,7 @@ from ddltrace.analyzer.report.warnings import (
 )
 from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.optional_packages import require_extra
+from ddltrace.tracer.output_directory import check_new_file
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
 
@@ -90,6 +91,7 @@ Examples:
     metavar="FILE",
     help="Also write the report as one self-contained HTML file.",
 )
+@click.option("--force", is_flag=True, help="Overwrite the file of --html if it exists.")
 @click.option("--steps", type=StepRange(), metavar="A:B", help="Only steps A to B - 1.")
 @click.option(
     "--window",
@@ -136,6 +138,7 @@ def analyze(
     form: str,
     as_json: bool,
     html: Path | None,
+    force: bool,
     steps: range | None,
     window: str | None,
     fail_on: tuple[str, ...],
@@ -164,8 +167,7 @@ def analyze(
         check_expression(expression)
     if html is not None:
         require_extra("report", "analyze --html")
-        if not html.absolute().parent.is_dir():
-            raise UsageError(f"--html {html}: there is no directory {html.absolute().parent}")
+        check_new_file(html, "--html", force=force)
     if tracker is not None:
         require_extra("report", f"analyze --to {tracker}")
         require_extra(tracker, f"analyze --to {tracker}")

@@ -48,7 +48,7 @@ Examples:
     help="Memory that the import of a file may take, such as 8GB. By default ten times the file's "
     "decompressed size, at least 256 MB. All commands take it from DDLTRACE_IMPORT_MEMORY.",
 )
-@_output_options("Trace directory to create.", "a trace")
+@_output_options("Trace directory to create.", "the files of a trace")
 @communication_kernels_option
 @engine_options
 def import_(

@@ -56,6 +56,9 @@ _HTML = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the report, with plots, as one self-contained HTML file.",
 )
+_FORCE_HTML = click.option(
+    "--force", is_flag=True, help="Overwrite the file of --html if it exists."
+)
 
 
 def _timeout(seconds: float, effect: str) -> Callable[[F], F]:
@@ -230,7 +233,9 @@ Examples:
     type=click.Path(path_type=Path),
     help="Directory to create.  [default: ddltrace-experiment-DATE-TIME]",
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing experiment.")
+@click.option(
+    "--force", is_flag=True, help="Overwrite an existing experiment, and the file of --html."
+)
 @_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -273,9 +278,9 @@ def run_command(
     trained. --also adds rows of your own, such as another bucket size or another branch; without
     --strategy, only these are compared with the unchanged job.
     """
-    from ddltrace.experiments.harness.file_names import RESULTS_FILE
     from ddltrace.experiments.harness.job_command import check_own_command, read_also
     from ddltrace.experiments.harness.progress_bar import ProgressBar
+    from ddltrace.experiments.harness.removal import is_experiment, remove_experiment
     from ddltrace.experiments.harness.results import UNCHANGED
     from ddltrace.experiments.harness.runner import run_experiment
     from ddltrace.experiments.harness.settings import Settings
@@ -284,10 +289,10 @@ def run_command(
     from ddltrace.experiments.strategy.spec import parse, refuse_repeated
     from ddltrace.tracer.errors import UsageError
     from ddltrace.tracer.optional_packages import require_extra, require_torch
-    from ddltrace.tracer.output_directory import make_empty
+    from ddltrace.tracer.output_directory import make_room
 
     require_torch("ddltrace experiment run")
-    _check_html(html)
+    _check_html(html, force=force)
     defaults = () if also else _DEFAULT_STRATEGIES
     strategies = [parse(spec).spec for spec in specs or defaults]
     refuse_repeated(strategies)
@@ -341,7 +346,7 @@ def run_command(
         added = f"{opening} steps are added, in which {slowest} searches or has not begun"
         click.echo(f"ddltrace: {added}", err=True)
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
-    make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)
+    make_room(directory, "experiment", is_experiment, remove_experiment, force=force)
     if profile is not None:
         profile.write(directory / PROFILE_FILE)
     with ProgressBar(total=len(settings.strategies) * repeats) as progress:
@@ -357,8 +362,9 @@ Examples:
 )
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_HTML
+@_FORCE_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def resume_command(directory: Path, html: Path | None, as_json: bool) -> None:
+def resume_command(directory: Path, html: Path | None, force: bool, as_json: bool) -> None:
     """Continue an experiment that was interrupted or had failures.
 
     Finished runs are kept. Runs that are missing, failed or hung are made again with the
@@ -370,7 +376,7 @@ def resume_command(directory: Path, html: Path | None, as_json: bool) -> None:
     from ddltrace.experiments.harness.run_plan import plan_runs
     from ddltrace.experiments.harness.runner import resume_experiment, settings_of
 
-    _check_html(html)
+    _check_html(html, force=force)
     saved = read(directory / RESULTS_FILE)
     settings = settings_of(saved, directory)
     check_options(dataclasses.asdict(settings))
@@ -391,15 +397,16 @@ Examples:
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--baseline", metavar="ROW", help="Row to compare with.  [default: the first]")
 @_HTML
+@_FORCE_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def compare_command(
-    paths: tuple[Path, ...], baseline: str | None, html: Path | None, as_json: bool
+    paths: tuple[Path, ...], baseline: str | None, html: Path | None, force: bool, as_json: bool
 ) -> None:
     """Print the results of experiments, or of any traces, side by side."""
     from ddltrace.experiments.harness.results import combine
     from ddltrace.experiments.harness.results_file import load
 
-    _check_html(html)
+    _check_html(html, force=force)
     names = _tell_apart(paths)
     loaded = []
     for name, path in zip(names, paths, strict=True):
@@ -456,6 +463,7 @@ Examples:
 @_timeout(300.0, "a transport is ended and reported as failed")
 @flat_network_options
 @_HTML
+@_FORCE_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the tables.")
 def transports_command(
     *,
@@ -468,6 +476,7 @@ def transports_command(
     hosts: int | None,
     bandwidth: str | None,
     html: Path | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Compare message libraries: latency, bandwidth and processor time against size.
@@ -484,7 +493,7 @@ def transports_command(
     from ddltrace.tracer.optional_packages import require_torch
 
     require_torch("ddltrace experiment transports")
-    _check_html(html)
+    _check_html(html, force=force)
     _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
     settings = Settings(
         transports=tuple(dict.fromkeys(read(name)[0] for name in names))
@@ -538,16 +547,15 @@ def _print(results: Results, *, as_json: bool) -> None:
     click.echo(json.dumps(results.to_json()) if as_json else render(results))
 
 
-def _check_html(html: Path | None) -> None:
+def _check_html(html: Path | None, *, force: bool) -> None:
     """Checks before anything runs whether the report can be written."""
-    from ddltrace.tracer.errors import UsageError
     from ddltrace.tracer.optional_packages import require_extra
+    from ddltrace.tracer.output_directory import check_new_file
 
     if html is None:
         return
     require_extra("report", "--html")
-    if not html.resolve().parent.is_dir():
-        raise UsageError(f"{html} cannot be written: there is no folder {html.resolve().parent}")
+    check_new_file(html, "--html", force=force)
 
 
 def _write_html(results: Results, html: Path | None, directory: Path | None) -> None:

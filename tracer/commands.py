@@ -17,7 +17,6 @@ from ddltrace.tracer.errors import (
     MissingCapabilityError,
     TraceError,
     UnwritableError,
-    UsageError,
 )
 from ddltrace.tracer.launch.emulated_hosts import (
     check_options,
@@ -26,6 +25,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
 )
 from ddltrace.tracer.next_command import print_next_command, say
 from ddltrace.tracer.optional_packages import require_extra
+from ddltrace.tracer.output_directory import check_apart
 from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
@@ -119,7 +119,9 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     help="Serve the dashboard beside the job and open its live page. The server ends with the "
     "job; messages of the server go to stderr.",
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
+@click.option(
+    "--force", is_flag=True, help="Overwrite an existing trace: its files, and no others."
+)
 @click.option(
     "--part",
     metavar="NAME",
@@ -356,11 +358,15 @@ Examples:
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to create."
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
+@click.option(
+    "--force", is_flag=True, help="Overwrite an existing trace: its files, and no others."
+)
 def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
     """Merge the traces that several launchers recorded of one job.
 
-    Each DIR was written by a ddltrace run of the same job: one per node, or one per task.
+    Each DIR was written by a ddltrace run of the same job: one per node, or one per task. If one
+    of them cannot be read, nothing is written. ddltrace collect takes URLs as well, goes on without
+    directories that it cannot read, and refuses those of different jobs or times.
     """
     from ddltrace.tracer.launch.launcher import prepare_directory
     from ddltrace.tracer.trace.run_reader import read_run
@@ -368,8 +374,7 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
 
     for directory in directories:
         read_run(directory)
-        if directory.resolve() == output.resolve():
-            raise UsageError(f"{output} is one of the traces to merge: choose another with -o")
+        check_apart(directory, output)
     prepare_directory(output, force=force)
     run = merge_directories(directories, output)
     for note in run.notes:

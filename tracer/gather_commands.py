@@ -8,6 +8,7 @@ import click
 
 from ddltrace.tracer.errors import StoreError, TraceError, UsageError
 from ddltrace.tracer.next_command import print_next_command
+from ddltrace.tracer.output_directory import check_apart
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
 
@@ -66,13 +67,17 @@ Examples:
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to create."
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
+@click.option(
+    "--force", is_flag=True, help="Overwrite an existing trace: its files, and no others."
+)
 def collect(sources: tuple[Location, ...], output: Path, force: bool) -> None:
     """Gather the traces that the nodes of one job wrote into one trace.
 
     Each DIR is the directory of a ddltrace run of the job, as a path or URL: of one node, whose
     disk the others do not see, or of several. Directories that cannot be read and ranks without
-    files are named, and the rest is gathered. Traces of different jobs are refused.
+    files are named, and the rest is gathered; the exit status is then 1. Traces of different jobs,
+    or of different times, are refused. ddltrace merge does the same with paths only: it writes
+    nothing if one of them cannot be read, and does not look at times and names of jobs.
     """
     from ddltrace.tracer.launch.launcher import prepare_directory
     from ddltrace.tracer.trace.collected import collect as collect_into
@@ -83,8 +88,8 @@ def collect(sources: tuple[Location, ...], output: Path, force: bool) -> None:
             click.echo(f"ddltrace: {source} is left out: {error}", err=True)
         if not found.directories:
             raise TraceError("none of the directories holds a trace")
-        if any(path.resolve() == output.resolve() for path in found.directories):
-            raise UsageError(f"{output} is one of the directories: choose another with -o")
+        for directory in found.directories:
+            check_apart(directory, output)
         found.check_one_job()
         prepare_directory(output, force=force)
         run = collect_into(found, output)
@@ -95,3 +100,8 @@ def collect(sources: tuple[Location, ...], output: Path, force: bool) -> None:
         f"ddltrace: trace of {len(run.ranks)} rank processes of {hosts} hosts in {output}", err=True
     )
     print_next_command("analyze", output)
+    if found.missing:
+        raise TraceError(
+            f"{len(found.missing)} of {len(sources)} directories could not be read: {output} is "
+            "without their ranks"
+        )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Final, cast
 
 from ddltrace.tracer.errors import UsageError
+
+_PARTIAL: Final = ".partial-"
 
 
 @contextmanager
@@ -29,15 +31,14 @@ def replacing(path: Path, *, force: bool) -> Iterator[Path]:
         raise UsageError(f"{path} exists: choose another with -o, or add --force")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no directory {path.absolute().parent}")
-    # The suffix stays the last: writers choose compression by it.
-    temporary = path.with_name(f".partial-{path.name}")
     try:
-        yield temporary
-        temporary.replace(path)
+        # A folder that no one else can write to. Writers choose compression by the file's name.
+        with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=path.absolute().parent) as folder:
+            temporary = Path(folder, path.name)
+            yield temporary
+            temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -57,17 +58,14 @@ def replacing_folder(path: Path, *, force: bool) -> Iterator[Path]:
         raise UsageError(f"{path} is not empty: choose another with -o, or add --force")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no directory {path.absolute().parent}")
-    temporary = path.with_name(f".partial-{path.name}")
     try:
-        temporary.mkdir()
-        yield temporary
-        path.mkdir(exist_ok=True)
-        for file in temporary.iterdir():
-            file.replace(path / file.name)
+        with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=path.absolute().parent) as folder:
+            yield Path(folder)
+            path.mkdir(exist_ok=True)
+            for file in Path(folder).iterdir():
+                file.replace(path / file.name)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def open_for_writing(path: Path) -> IO[bytes]:

@@ -25,6 +25,7 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.analyzer.report.palette import style_sheet
 from ddltrace.tracer.errors import DdltraceError
+from ddltrace.tracer.storage.plain_files import create_like
 
 if TYPE_CHECKING:
     import jinja2
@@ -84,7 +85,8 @@ def write_page(text: str, path: Path) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with create_like(path, temporary) as file:
+            file.write(text.encode())
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

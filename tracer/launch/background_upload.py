@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.errors import DdltraceError, StoreError, UsageError
+from ddltrace.tracer.storage.remote_path import RemotePath
 from ddltrace.tracer.storage.store_threads import begin_in_store_thread, start_store_thread
 from ddltrace.tracer.storage.store_url import StoreUrl
 from ddltrace.tracer.storage.upload import Upload
+from ddltrace.tracer.trace.removal import is_file_of_trace, is_trace
 from ddltrace.tracer.trace.run_info import PARTS_LABEL
 from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, RUN_FILE, SIDECAR_SUFFIX, STREAM_SUFFIX
 
@@ -94,8 +96,11 @@ class BackgroundUpload:
             return
         if not force:
             raise UsageError(f"{self.url} has a trace: choose another with -o, or add --force")
+        place = RemotePath(str(self.url))
+        if not is_trace(place / self._folder if self._folder else place):
+            raise UsageError(f"{self.url} is not a trace: --force overwrites only traces")
         if not self._has_begun.is_set():
-            self._upload.clear(self._folder)
+            self._upload.clear(is_file_of_trace, self._folder)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -153,7 +158,7 @@ class BackgroundUpload:
             if not self._is_forced:
                 raise
             # The store, which has another run, was away when it was checked.
-            self._upload.clear(self._folder)
+            self._upload.clear(is_file_of_trace, self._folder)
             self._upload.finish(_wait_s())
 
     def _run(self) -> None:

@@ -21,7 +21,7 @@ from ddltrace.tracer.errors import UnwritableError, UsageError
 from ddltrace.tracer.exit_status import shell_status
 from ddltrace.tracer.launch.command_start import explain_no_start
 from ddltrace.tracer.launch.group_signals import GroupSignals, group_signals, shares_group
-from ddltrace.tracer.output_directory import creation_error, is_taken, make_empty
+from ddltrace.tracer.output_directory import creation_error, is_taken, make_room
 
 if TYPE_CHECKING:
     from ddltrace.tracer.launch.rank_ends import End
@@ -73,21 +73,25 @@ def keep_owner_access() -> int:
 
 
 def prepare_directory(directory: Path, *, force: bool) -> None:
-    """Creates a trace directory that holds only an initial `RUN_FILE`.
+    """Creates a trace directory with an initial `RUN_FILE` and no other files of a trace.
 
     Args:
         directory: The trace directory.
-        force: Whether to delete a trace that is there.
+        force: Whether to replace a trace that is there. One of a job that recorded nothing is
+            replaced anyway.
 
     Raises:
         UsageError: The directory exists and must not, or cannot, be replaced.
         UnwritableError: The file system refuses.
     """
+    from ddltrace.tracer.trace.liveness import pid_namespace
+    from ddltrace.tracer.trace.removal import holds_no_events, is_trace, remove_trace
     from ddltrace.tracer.trace.run_files import write_run
     from ddltrace.tracer.trace.run_info import RunInfo
     from ddltrace.tracer.trace.trace_files import RUN_FILE
 
-    make_empty(directory, marker=RUN_FILE, kind="trace", force=force)
+    force = force or holds_no_events(directory)
+    make_room(directory, "trace", is_trace, remove_trace, force=force)
     # When two launchers start at the same time, only one of them can create this file; the other
     # checks again. RUN_FILE cannot serve as the lock: readers must never see it empty.
     claim = directory / ".claim"
@@ -96,7 +100,14 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
         try:
             if (directory / RUN_FILE).exists():
                 raise is_taken(directory)
-            write_run(directory, RunInfo())
+            write_run(
+                directory,
+                RunInfo(
+                    host=os.uname().nodename,
+                    launcher_pid=os.getpid(),
+                    pid_namespace=pid_namespace(),
+                ),
+            )
         finally:
             claim.unlink()
     except FileExistsError:

@@ -153,11 +153,15 @@ class Upload:
             info = connect(self.url).get_file_info(self._target(name))
         return bool(info.type == fs.FileType.File)
 
-    def clear(self, folder: str = "") -> None:
-        """Deletes what the store has below the URL, or in a folder there.
+    def clear(self, is_removed: Callable[[str], bool], folder: str = "") -> None:
+        """Deletes files that the store has below the URL, or in a folder there.
+
+        Args:
+            is_removed: Whether a file is deleted, by its path below the URL or the folder.
+            folder: The folder, with a slash at the end.
 
         Raises:
-            UsageError: It would be all of a bucket.
+            UsageError: The URL is a whole bucket.
             StoreError: The store refuses.
         """
         place = f"{path_in_store(self.url)}/{folder}".rstrip("/")
@@ -165,8 +169,11 @@ class Upload:
             raise UsageError(
                 f"{self.url} is a whole bucket, which is not emptied: name a directory"
             )
-        with reporting(self.url):
-            connect(self.url).delete_dir_contents(place, missing_dir_ok=True)
+        for name in self._sizes_in_store():
+            own = name.removeprefix(folder)
+            if name.startswith(folder) and (is_removed(own) or own == MANIFEST_FILE):
+                with reporting(self.url):
+                    connect(self.url).delete_file(self._target(name))
         self._done.clear()
 
     def send_grown(self, is_stopped: Callable[[], bool] = _never) -> None:

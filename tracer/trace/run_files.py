@@ -50,6 +50,8 @@ def read_run_file(directory: Location) -> RunInfo:
     """
     path = directory / RUN_FILE
     if not path.exists():
+        if not directory.exists():
+            raise TraceError(f"{directory} does not exist")
         raise TraceError(
             f"{directory} is no trace: it has no {RUN_FILE} "
             "(record one with: ddltrace run -o DIR -- COMMAND)"

@@ -14,9 +14,10 @@ import pyarrow as pa
 SCHEMA_VERSION: Final = 1
 """Incremented when a reader of the previous version would misread the new one."""
 
-SCHEMA_NAME: Final = f"ddltrace.trace/{SCHEMA_VERSION}"
+SCHEMA_FAMILY: Final = "ddltrace.trace/"
+SCHEMA_NAME: Final = f"{SCHEMA_FAMILY}{SCHEMA_VERSION}"
 
-LARGE_RUN_SCHEMA_NAME: Final = "ddltrace.trace/2"
+LARGE_RUN_SCHEMA_NAME: Final = f"{SCHEMA_FAMILY}2"
 """Schema of ``run.json`` if the members of groups are stored once, which version 1 cannot read."""
 
 KINDS: Final = (

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,10 +24,11 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.errors import TraceError, UsageError
-from ddltrace.tracer.output_directory import creation_error
+from ddltrace.tracer.output_directory import creation_error, make_room
 from ddltrace.tracer.storage.location import PART_PREFIX
 from ddltrace.tracer.storage.plain_files import copy_plain
 from ddltrace.tracer.trace.finalize import finalize_ranks
+from ddltrace.tracer.trace.removal import holds_no_events, is_trace, remove_trace
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
@@ -150,13 +150,8 @@ def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
         elif not read_run(directory).labels.get(PARTS_LABEL):
             raise UsageError(f"{directory} is a trace of one launcher: choose another with -o")
         own = directory / (PART_PREFIX + part.name)
-        if own.exists():
-            if not force:
-                raise UsageError(f"{own} exists: choose another with -o, or add --force")
-            if not (own / RUN_FILE).is_file():
-                raise UsageError(f"{own} holds no trace: --force replaces only traces")
-            shutil.rmtree(own)
-        own.mkdir()
+        force = force or holds_no_events(own)
+        make_room(own, "trace", is_trace, remove_trace, force=force)
     except OSError as error:
         raise creation_error(directory, error) from error
     return own

@@ -50,10 +50,10 @@ def test_a_path_and_a_url_are_collected(environment: S3Server, tmp_path: Path) -
 def test_what_is_missing_is_named(environment: S3Server, tmp_path: Path) -> None:
     here, other = node(tmp_path, 0, world_size=4), node(tmp_path, 2, world_size=4)
     next(other.glob("*.arrow")).unlink()
-    done = collect(
-        here, other, tmp_path / "gone", f"s3://{BUCKET}/nowhere", "-o", tmp_path / "whole"
-    )
-    assert done.exit_code == 0, done.output
+    sources = here, other, tmp_path / "gone", f"s3://{BUCKET}/nowhere"
+    done = CliRunner().invoke(cli, ["collect", *map(str, sources), "-o", str(tmp_path / "whole")])
+    assert isinstance(done.exception, TraceError)
+    assert "2 of 4 directories could not be read" in str(done.exception)
     assert f"{tmp_path / 'gone'} is left out" in done.stderr
     assert f"s3://{BUCKET}/nowhere is left out" in done.stderr
     notes = read_run(tmp_path / "whole").notes

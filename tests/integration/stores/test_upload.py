@@ -22,6 +22,7 @@ from ddltrace.tracer.storage import store_threads
 from ddltrace.tracer.storage import upload as upload_module
 from ddltrace.tracer.storage.store_url import parse_url
 from ddltrace.tracer.storage.upload import MANIFEST_FILE, Progress, read_record
+from ddltrace.tracer.trace.removal import is_file_of_trace
 
 from .conftest import SAMPLE, put
 
@@ -270,7 +271,7 @@ def test_force_replaces_a_part_and_no_other(environment: S3Server, tmp_path: Pat
         for name, content in expected.items()
     }
     with pytest.raises(UsageError, match="a whole bucket, which is not emptied"):
-        new_upload(whole, parse_url(f"s3://{BUCKET}")).clear()
+        new_upload(whole, parse_url(f"s3://{BUCKET}")).clear(is_file_of_trace)
 
 
 def test_what_a_killed_launcher_sent_of_running_processes_is_removed(
