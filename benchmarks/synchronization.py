@@ -135,9 +135,7 @@ def _table(cell: Cell, results: Results) -> str:
             marks = [mean, largest, blocked, dropped]
         lines.append("| " + " | ".join([*_speed(row), *marks]) + " |")
     failed = [
-        f"- `{row.strategy}` {row.status}: {row.reason}"
-        for row in results.rows
-        if row.status not in ("complete", "incomplete")
+        f"- `{row.strategy}` {row.status}: {row.reason}" for row in results.rows if not row.is_sound
     ]
     shown = [
         f"- `{row.strategy}`: {distribution_text(row.synchronization['staleness'])}"

@@ -28,6 +28,7 @@ from ddltrace.tracer.next_command import print_next_command
 
 if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
+    from ddltrace.experiments.harness.settings import Settings
     from ddltrace.experiments.pacing.profile import PaceProfile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -339,6 +340,7 @@ def run_command(
             pace=pace,
             protocol=None if protocol is None else read_protocol(protocol).spec,
         )
+    _check_strategies(strategies, settings)
     for text in slow:
         read_slowdown(text, settings.ranks)
     profile = None if pace is None else _profile(pace)
@@ -630,6 +632,47 @@ def _check_splits(specs: Sequence[str], workload: str) -> None:
                 f"strategy {spec!r:.80} cannot split the workload {workload}; "
                 f"use --workload {way.workloads[0]}"
             )
+
+
+def _check_strategies(specs: Sequence[str], settings: Settings) -> None:
+    """Refuses strategies that the job would refuse, as far as the job is known.
+
+    The packages of a job of the user's own are not known: another Python may run it.
+
+    Args:
+        specs: The strategies.
+        settings: The experiment's.
+    """
+    from ddltrace.experiments.strategy.job_checks import (
+        refused_optimizer,
+        refused_ranks,
+        require_packages,
+    )
+    from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.tracer.errors import UsageError
+
+    for spec in specs:
+        strategy = parse(spec)
+        reason = None
+        if settings.ranks is not None:
+            examples = settings.batch_size and settings.batch_size * settings.ranks
+            reason = refused_ranks(strategy, settings.ranks, examples)
+        if settings.workload is not None:
+            own = refused_optimizer(strategy, [WORKLOADS[settings.workload].optimizer])
+            if own is not None:
+                fit = [
+                    name
+                    for name, info in WORKLOADS.items()
+                    if refused_optimizer(strategy, [info.optimizer]) is None
+                ]
+                reason = f"{own.partition(';')[0]}; choose --workload {', '.join(fit)}"
+            require_packages(strategy)
+            if strategy.transport is not None:
+                from ddltrace.experiments.transports.backends.register import check_available
+
+                check_available(strategy.transport)
+        if reason is not None:
+            raise UsageError(f"strategy {spec!r:.80} cannot be applied: {reason}")
 
 
 def _check_paceable(specs: Sequence[str]) -> None:

@@ -73,6 +73,14 @@ class ParameterServer(Architecture):
             raise ValueError(f"{servers} shards need at least as many workers, not {len(ranks)}")
         return list(ranks[:servers])
 
+    def check_ranks(self, ranks: int) -> None:
+        """Checks whether so many workers are enough.
+
+        Raises:
+            ValueError: They are not.
+        """
+        self.server_ranks(range(ranks + self.dedicated()))
+
     def workers(self, ranks: Sequence[int]) -> list[int]:
         """The ranks that have gradients."""
         return list(ranks[: len(ranks) - self.dedicated()])

@@ -33,6 +33,7 @@ class Dgc(CodecDescription):
     """
 
     takes_momentum: ClassVar[bool] = True
+    optimizers: ClassVar[tuple[str, ...] | None] = ("SGD", "RMSprop")
     density: float = 0.001
     momentum: float | None = None
     masking: bool = True

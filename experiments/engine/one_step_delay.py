@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from ddltrace.experiments.engine.create_exchange import create_message_exchange
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate
@@ -27,6 +27,7 @@ from ddltrace.experiments.messages.message_exchange import Handle
 from ddltrace.experiments.messages.message_plan import Message
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
 from ddltrace.experiments.schedules.odsgd import OdSgd
+from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.strategy import Strategy
 
 
@@ -71,6 +72,7 @@ class OneStepDelay(StepPolicy):
         super().__init__(context)
         assert isinstance(strategy.schedule, OdSgd)
         self._schedule = strategy.schedule
+        self._strategy = strategy
         self._spec = strategy.spec
         self._names = [name for name, _ in context.parameters]
         self._parameters = [parameter for _, parameter in context.parameters]
@@ -195,12 +197,9 @@ class OneStepDelay(StepPolicy):
         """Rejects optimizers that the local step does not support."""
         if optimizer not in self._checked:
             self._checked.add(optimizer)
-            if not isinstance(optimizer, SGD):
-                refuse(
-                    self._spec,
-                    "its local step is that of SGD, and the job uses "
-                    f"{type(optimizer).__name__}; use torch.optim.SGD",
-                )
+            kinds = [kind.__name__ for kind in type(optimizer).__mro__]
+            if (reason := refused_optimizer(self._strategy, kinds)) is not None:
+                refuse(self._spec, reason)
         for index in self._indices_of(optimizer):
             gradient = raw_gradient(self._parameters[index])
             if gradient is not None and gradient.is_sparse:

@@ -21,7 +21,6 @@ from ddltrace.experiments.messages.trace_marks import mark, region
 from ddltrace.experiments.observation.choices import report_choice
 from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.strategy.strategy import Strategy
-from ddltrace.experiments.synchronization.backup import Backup
 from ddltrace.experiments.synchronization.marks import mark_name
 
 
@@ -46,13 +45,6 @@ class ServerUpdates(StepPolicy):
         super().__init__(context)
         assert isinstance(strategy.architecture, ParameterServer)
         self._spec = strategy.spec
-        rule = strategy.synchronization
-        if isinstance(rule, Backup) and rule.workers >= context.group.size():
-            refuse(
-                strategy.spec,
-                f"with backup:workers={rule.workers}, no worker of {context.group.size()} is left "
-                "for which a round waits; choose fewer backup workers, or asp",
-            )
         self._parameters = [parameter for _, parameter in context.parameters]
         self._index_of = {id(p): index for index, p in enumerate(self._parameters)}
         description = compose(strategy.codec, strategy.feedback)

@@ -32,12 +32,11 @@ from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
-from ddltrace.experiments.schedules.search import BayesianSearch
+from ddltrace.experiments.strategy.job_checks import refused_ranks, require_packages
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.tracer.errors import MissingCapabilityError
-from ddltrace.tracer.optional_packages import require_extra
 
 
 def runs_on_reducer(strategy: Strategy) -> bool:
@@ -154,11 +153,12 @@ def _check(ddp: Any, strategy: Strategy) -> None:
     for option, used in unsupported.items():
         if used:
             refuse(strategy.spec, f"the job uses DistributedDataParallel with {option}")
-    if isinstance(strategy.schedule.search(), BayesianSearch):
-        try:
-            require_extra("experiments", "tune=true")
-        except MissingCapabilityError as error:
-            refuse(strategy.spec, str(error))
+    if (reason := refused_ranks(strategy, ddp.process_group.size())) is not None:
+        refuse(strategy.spec, reason)
+    try:
+        require_packages(strategy)
+    except MissingCapabilityError as error:
+        refuse(strategy.spec, str(error))
     changed = (strategy.optimizer_rule, strategy.architecture, strategy.synchronization)
     exchanged = getattr(strategy.frequency, "exchanges", "gradients")
     if any(p.is_complex() for p in ddp._module_parameters) and (

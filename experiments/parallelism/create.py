@@ -28,7 +28,7 @@ def create(how: Parallelism, workload: Workload, learning_rate: float) -> SplitT
     if isinstance(how, TensorParallel):
         from ddltrace.experiments.parallelism.tensor_parallel import TensorParallelTraining
 
-        return TensorParallelTraining(workload, learning_rate)
+        return TensorParallelTraining(workload, learning_rate, how)
     if isinstance(how, Pipeline):
         from ddltrace.experiments.parallelism.pipeline import PipelineTraining
 
@@ -36,7 +36,7 @@ def create(how: Parallelism, workload: Workload, learning_rate: float) -> SplitT
     if isinstance(how, ExpertParallel):
         from ddltrace.experiments.parallelism.expert_parallel import ExpertParallelTraining
 
-        return ExpertParallelTraining(workload, learning_rate)
+        return ExpertParallelTraining(workload, learning_rate, how)
     from ddltrace.experiments.parallelism.sharded_state import FsdpTraining, ZeroTraining
 
     kind = FsdpTraining if isinstance(how, Fsdp) else ZeroTraining

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ddltrace.experiments.workloads.sizes import EXPERTS, HEADS, LAYERS
+
 MAX_MICROBATCHES = 1024
 _DENSE = ("digits", "vgg", "resnet", "gpt", "moe")
 
@@ -19,6 +21,23 @@ class Parallelism:
 
     workloads: ClassVar[tuple[str, ...] | None] = None
 
+    def check_ranks(self, ranks: int) -> None:
+        """Checks whether a model can be split over so many ranks.
+
+        Raises:
+            ValueError: It cannot.
+        """
+
+    def check_examples(self, examples: int) -> None:
+        """Checks whether a batch can be split.
+
+        Args:
+            examples: The examples of all ranks in one step.
+
+        Raises:
+            ValueError: It cannot.
+        """
+
 
 @dataclass(frozen=True)
 class TensorParallel(Parallelism):
@@ -28,6 +47,11 @@ class TensorParallel(Parallelism):
     """
 
     workloads: ClassVar[tuple[str, ...] | None] = ("gpt",)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Heads are divided evenly."""
+        if HEADS % ranks:
+            raise ValueError(f"{HEADS} heads cannot be divided evenly over {ranks} ranks")
 
 
 @dataclass(frozen=True)
@@ -46,6 +70,20 @@ class Pipeline(Parallelism):
         if not 1 <= self.microbatches <= MAX_MICROBATCHES:
             raise ValueError(f"microbatches must be 1 to {MAX_MICROBATCHES}")
 
+    def check_ranks(self, ranks: int) -> None:
+        """Each rank has a part of the model: the embedding, blocks, the output."""
+        parts = LAYERS + 2
+        if parts < ranks:
+            raise ValueError(f"{parts} parts cannot be divided over {ranks} ranks")
+
+    def check_examples(self, examples: int) -> None:
+        """Microbatches are equally large."""
+        if examples % self.microbatches:
+            raise ValueError(
+                f"the batch of all ranks, {examples} examples, cannot be divided evenly into "
+                f"{self.microbatches} microbatches"
+            )
+
 
 @dataclass(frozen=True)
 class GPipe(Pipeline):
@@ -62,6 +100,11 @@ class ExpertParallel(Parallelism):
     """Each rank has some experts; tokens travel to their expert and back by all-to-all."""
 
     workloads: ClassVar[tuple[str, ...] | None] = ("moe",)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Experts are divided evenly."""
+        if EXPERTS % ranks:
+            raise ValueError(f"{EXPERTS} experts cannot be divided evenly over {ranks} ranks")
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ class PipelineTraining(SplitTraining):
         assert isinstance(workload.model, GptModel)
         self._model = workload.model
         units = self._model.units()
-        if len(units) < self.ranks:
-            raise ValueError(f"{len(units)} parts cannot be divided over {self.ranks} ranks")
+        how.check_ranks(self.ranks)
         first = self.rank * len(units) // self.ranks
         last = (self.rank + 1) * len(units) // self.ranks
         self._own = dict(units[first:last])
@@ -46,15 +45,11 @@ class PipelineTraining(SplitTraining):
         self._schedule = kind(stage, how.microbatches, loss_fn=workload.loss)
         kind_of_optimizer: Any = type(workload.optimizer(learning_rate))
         self._optimizer = kind_of_optimizer(part.parameters(), lr=learning_rate)
-        self._microbatches = how.microbatches
+        self._how = how
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """A step like that of one rank with all examples."""
-        if len(inputs) % self._microbatches:
-            raise ValueError(
-                f"the batch of all ranks, {len(inputs)} examples, cannot be divided evenly into "
-                f"{self._microbatches} microbatches"
-            )
+        self._how.check_examples(len(inputs))
         self._optimizer.zero_grad()
         arguments = (inputs,) if self.rank == 0 else ()
         losses: list[torch.Tensor] = []

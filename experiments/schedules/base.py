@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
 from ddltrace.experiments.schedules.search import Search
@@ -75,6 +75,9 @@ the job runs."""
 
 class Schedule(ABC):
     """A pure description of one way to send the gradients of a step."""
+
+    optimizers: ClassVar[tuple[str, ...] | None] = None
+    """Optimizers of ``torch.optim`` with which it works, subclasses included; None for all."""
 
     @property
     def wait(self) -> WaitingPoint:

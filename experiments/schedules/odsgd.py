@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import (
@@ -32,6 +33,7 @@ class OdSgd(Schedule):
         warmup: Synchronous steps before that.
     """
 
+    optimizers: ClassVar[tuple[str, ...] | None] = ("SGD",)
     warmup: int = 5
 
     def __post_init__(self) -> None:

@@ -156,6 +156,15 @@ RULES: Final = (
         "adpsgd, which need no servers",
     ),
     Rule(
+        lambda s: (
+            isinstance(s.architecture, ParameterServer)
+            and s.architecture.dedicated()
+            and getattr(s.transport, "whole_job", False)
+        ),
+        "servers are processes of their own, and the transport has no process but the job's ranks",
+        "choose tcp, zmq or grpc as the transport, or ps:sharded=true",
+    ),
+    Rule(
         lambda s: _place(s) == "peers" and s.architecture is not None,
         "gossip and adpsgd say themselves who sends to whom",
         "leave out the architecture",

@@ -27,6 +27,18 @@ class Backup(ServerRule):
         if self.workers < 1:
             raise ValueError("workers must be at least 1")
 
+    def check_ranks(self, ranks: int) -> None:
+        """Checks whether a round has a worker to wait for.
+
+        Raises:
+            ValueError: It has none.
+        """
+        if self.workers >= ranks:
+            raise ValueError(
+                f"with backup:workers={self.workers}, no worker of {ranks} is left for which a "
+                "round waits; choose fewer backup workers, or asp"
+            )
+
     def bound_for(self, seconds: Mapping[int, Sequence[float]]) -> int:
         """No worker runs ahead of the rounds."""
         del seconds

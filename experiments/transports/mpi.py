@@ -21,6 +21,7 @@ class Mpi(Transport):
     # PyTorch keeps the name "mpi" for a backend that its releases do not have.
     backend: ClassVar[str] = "mpi4py"
     extra: ClassVar[str | None] = "mpi"
+    whole_job: ClassVar[bool] = True
 
     def environment(self, interface: str | None) -> Mapping[str, str]:
         """Chooses MPICH's network module and the interface; read by `MPI_Init`."""

@@ -16,6 +16,7 @@ class Transport:
         backend: Its name as a backend of `torch.distributed`.
         extra: The extra of ddltrace that installs it; None if PyTorch brings it.
         device: The devices whose tensors it sends: ``cpu`` or ``cuda``.
+        whole_job: Whether a group has to be all ranks of the job, and nothing else.
         environment: Variables that the library reads when it is loaded.
     """
 
@@ -23,6 +24,7 @@ class Transport:
     backend: ClassVar[str]
     extra: ClassVar[str | None] = None
     device: ClassVar[str] = "cpu"
+    whole_job: ClassVar[bool] = False
 
     def environment(self, interface: str | None) -> Mapping[str, str]:
         """Variables that the library reads when it is loaded.

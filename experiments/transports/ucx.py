@@ -16,6 +16,7 @@ class Ucx(Transport):
     name: ClassVar[str] = "ucx"
     backend: ClassVar[str] = "ucx"
     extra: ClassVar[str | None] = "mpi"
+    whole_job: ClassVar[bool] = True
 
     def environment(self, interface: str | None) -> Mapping[str, str]:
         """Chooses MPICH's network module and the interface; read by `MPI_Init`."""

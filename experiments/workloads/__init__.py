@@ -21,6 +21,7 @@ class WorkloadInfo:
         width: Default size of its model.
         batch_size: Default number of examples per rank and step.
         learning_rate: Default rate of its optimizer.
+        optimizer: Name of its optimizer's class.
         needs_sklearn: Whether its data come with scikit-learn.
     """
 
@@ -30,6 +31,7 @@ class WorkloadInfo:
     width: int
     batch_size: int
     learning_rate: float
+    optimizer: str = "SGD"
     needs_sklearn: bool = False
 
 
@@ -68,6 +70,7 @@ WORKLOADS: Final = {
         width=128,
         batch_size=8,
         learning_rate=0.002,
+        optimizer="AdamW",
     ),
     "moe": WorkloadInfo(
         "ddltrace.experiments.workloads.moe",
@@ -76,6 +79,7 @@ WORKLOADS: Final = {
         width=64,
         batch_size=8,
         learning_rate=0.002,
+        optimizer="AdamW",
     ),
     "recommender": WorkloadInfo(
         "ddltrace.experiments.workloads.recommender",
@@ -84,6 +88,7 @@ WORKLOADS: Final = {
         width=32,
         batch_size=128,
         learning_rate=0.1,
+        optimizer="Adagrad",
     ),
 }
 """The workloads by name."""

@@ -15,12 +15,11 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from ddltrace.experiments.workloads.base import Workload
+from ddltrace.experiments.workloads.sizes import HEADS, LAYERS
 from ddltrace.tracer.errors import MissingCapabilityError
 
 _CONTEXT = 64
 _STRIDE = 32
-_LAYERS = 2
-HEADS = 4
 _SYMBOLS = 128
 _HELD_OUT_SHARE = 0.1
 
@@ -111,7 +110,7 @@ class GptModel(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(_SYMBOLS, width)
         self.positions = nn.Embedding(_CONTEXT, width)
-        self.blocks = nn.ModuleList(self.make_block(width) for _ in range(_LAYERS))
+        self.blocks = nn.ModuleList(self.make_block(width) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, _SYMBOLS, bias=False)
 

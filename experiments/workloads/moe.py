@@ -6,15 +6,14 @@ gate, and what it returns is scaled by the gate. No token is dropped.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from ddltrace.experiments.workloads.gpt import HEADS, Gpt, GptModel, attend
-
-EXPERTS: Final = 4
+from ddltrace.experiments.workloads.gpt import Gpt, GptModel, attend
+from ddltrace.experiments.workloads.sizes import EXPERTS, HEADS
 
 
 class Moe(Gpt):

@@ -174,6 +174,11 @@ def test_a_failed_job_is_explained_in_one_line(tmp_path: Path) -> None:
         (["--hosts", "4", "--bandwidth", "fast"], "400mbit"),
         (["--hosts", "4", "--ranks", "2", "--bandwidth", "1gbit"], "one rank on each host"),
         (["--steps", "10", "--warmup", "10"], "leaves nothing"),
+        (
+            ["--workload", "gpt", "--strategy", "odsgd"],
+            "AdamW; choose --workload digits",
+        ),
+        (["--strategy", "backup:workers=2"], "no worker of 2 is left"),
     ],
 )
 def test_a_bad_call_runs_nothing(arguments: list[str], complaint: str, tmp_path: Path) -> None:

@@ -35,22 +35,28 @@ def backend_of(transport: Transport) -> str:
     Raises:
         MissingCapabilityError: It cannot be used here; the message says why.
     """
-    if isinstance(transport, Gloo):
+    check_available(transport)
+    if isinstance(transport, Gloo | Nccl):
         return transport.backend
-    if isinstance(transport, Nccl):
-        if not dist.is_nccl_available() or not _has_gpu():
-            raise MissingCapabilityError("the transport nccl needs a GPU for each rank")
-        return transport.backend
+    _registered[transport.backend] = transport
+    _register(transport.backend, transport.device)
+    return transport.backend
+
+
+def check_available(transport: Transport) -> None:
+    """Checks that a transport can be used on this machine.
+
+    Raises:
+        MissingCapabilityError: It cannot; the message says why.
+    """
+    if isinstance(transport, Nccl) and not (dist.is_nccl_available() and _has_gpu()):
+        raise MissingCapabilityError("the transport nccl needs a GPU for each rank")
     if isinstance(transport, Tcp):
         from ddltrace.experiments.transports.backends.tcp_backend import check_options
 
         check_options(transport)
-    else:
-        assert transport.extra is not None
+    if transport.extra is not None:
         require_extra(transport.extra, f"the transport {transport.name}")
-    _registered[transport.backend] = transport
-    _register(transport.backend, transport.device)
-    return transport.backend
 
 
 def registered(backend: str) -> Transport | None:

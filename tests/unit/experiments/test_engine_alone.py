@@ -25,6 +25,7 @@ from ddltrace.experiments.engine import (
 from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.attach import Exchange, attach
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
+from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.errors import UsageError
 
@@ -499,3 +500,34 @@ def test_a_search_ends_in_the_last_of_the_opening_steps(
     assert opening - parse(spec).cycle_steps <= ends[0] < opening
     assert len(ends) == 1
     assert max(sent) == ends[0]
+
+
+OPTIMIZERS = [
+    kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    # LBFGS needs a closure, SparseAdam sparse gradients, and Muon matrices.
+    and kind.__name__ not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+]
+
+
+class OwnSgd(torch.optim.SGD):
+    """A subclass, as jobs have them."""
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, OwnSgd], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("spec", ["odsgd:warmup=0", "dgc", "ddp", "topk+feedback"])
+def test_optimizers_that_the_engine_refuses_are_known_before(kind: Any, spec: str) -> None:
+    model, exchange = branched(spec)
+    optimizer = kind(model.parameters(), lr=0.01)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loss_of(exchange.model, 0).backward()
+    known = refused_optimizer(parse(spec), [base.__name__ for base in kind.__mro__])
+    if known is None:
+        optimizer.step()
+        return
+    with pytest.raises(StrategyRefusedError) as refused:
+        optimizer.step()
+    assert refused.value.reason == known
+    assert all(map(torch.equal, before, model.parameters()))  # before the first step
