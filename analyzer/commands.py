@@ -420,7 +420,7 @@ def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: floa
     from ddltrace.analyzer.query.sql import QueryLimits, run_query
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
-    require_extra("query", "ddltrace query")
+    require_extra("query", "ddltrace query", by_import=False)
     limits = QueryLimits(parse_memory_limit(memory_limit), timeout)
     opened = open_trace(trace)
     check_recorded([opened])

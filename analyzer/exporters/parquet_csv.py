@@ -10,14 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.exporters.output import open_for_writing
+from ddltrace.analyzer.formatting.csv_cells import without_formulas
 from ddltrace.tracer.trace.schema import EVENTS
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _BATCH: Final = 1 << 18
-# Spreadsheets evaluate text with these prefixes as a formula, and names are untrusted.
-_FORMULA: Final = r"^([=+\-@\t\r])"
 
 _PARQUET_SCHEMA: Final = pa.schema(
     [
@@ -110,7 +109,9 @@ def _tensor_names(lists: pa.ChunkedArray, names: dict[int, str]) -> pa.Array:
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_list(column.type):
         texts = pc.cast(column.combine_chunks(), pa.list_(pa.string()))
-        column = pc.binary_join(texts, ";")
-    if pa.types.is_string(column.type):
-        column = pc.replace_substring_regex(column, _FORMULA, r"'\1")
-    return column
+        # Each on its own: some spreadsheets begin a cell after a semicolon.
+        inert = without_formulas(texts.values)
+        column = pc.binary_join(
+            pa.ListArray.from_arrays(texts.offsets, inert, mask=texts.is_null()), ";"
+        )
+    return without_formulas(column)

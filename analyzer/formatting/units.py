@@ -12,6 +12,7 @@ _TIME_UNITS: Final = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 _BYTE_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _MAX_NAME: Final = 400
 _MANY: Final = {"is": "are", "was": "were", "has": "have", "does": "do"}
+_AT_ONCE: Final = 1 << 16
 
 
 def time_text(us: float | None) -> str:
@@ -75,10 +76,16 @@ def printable(name: object) -> str:
     escaped as in Python literals; the length is bounded.
     """
     text = str(name)
-    if len(text) > _MAX_NAME:
-        text = text[: _MAX_NAME - 1] + "…"
+    return escaped(text if len(text) <= _MAX_NAME else text[: _MAX_NAME - 1] + "…")
+
+
+def escaped(text: str) -> str:
+    """As `printable`, but whole: the length is not bounded."""
     if text.isprintable():
         return text
+    if len(text) > _AT_ONCE:  # a list of its characters takes far more memory than the text
+        parts = (text[first : first + _AT_ONCE] for first in range(0, len(text), _AT_ONCE))
+        return "".join(map(escaped, parts))
     return "".join(
         character if _is_shown(character) else character.encode("unicode_escape").decode("ascii")
         for character in text

@@ -58,10 +58,11 @@ class EventStream:
         self._trace = trace
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self.schema, self._batches())
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
         return reader.__arrow_c_stream__(requested_schema)
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """All events, some at a time."""
         for rank in self._trace.ranks:
             for batch in chain.from_iterable(table.to_batches() for table in self._tables(rank)):
                 ranks = pa.array(np.full(batch.num_rows, rank, dtype=np.int32))

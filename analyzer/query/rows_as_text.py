@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddltrace.analyzer.formatting.csv_cells import names_without_formulas, without_formulas
 from ddltrace.analyzer.formatting.text_table import render, widths_of
+from ddltrace.analyzer.formatting.units import escaped
 
 _WIDEST: Final = 10_000
 _BLOCK_ROWS: Final = 4096
@@ -51,22 +53,25 @@ def _json(table: pa.Table) -> Iterator[str]:
 
 
 def _csv(table: pa.Table) -> Iterator[str]:
-    yield _csv_lines([table.column_names])
-    for rows in _blocks(table):
+    yield _csv_lines([names_without_formulas(table.column_names)])
+    inert = pa.table(
+        [without_formulas(column) for column in table.columns], names=table.column_names
+    )
+    for rows in _blocks(inert):
         yield _csv_lines(map(_texts, rows))
 
 
 def _csv_lines(rows: Any) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_inert(cell) for cell in row] for row in rows)
+    writer.writerows([escaped(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 
 def _plan(table: pa.Table) -> Iterator[str]:
     """A query plan: its drawing, which has many lines."""
     for value in table["explain_value"].to_pylist():
-        yield "".join(_inert(line) + "\n" for line in str(value).splitlines())
+        yield "".join(escaped(line) + "\n" for line in str(value).splitlines())
 
 
 def _table(table: pa.Table) -> Iterator[str]:
@@ -101,7 +106,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return value if isinstance(value, str | int | float | None) else str(value)
-
-
-def _inert(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

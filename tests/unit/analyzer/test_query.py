@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from support.made_trace import made_trace
+from support.sampling import sampled
 
 from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.formatting.sizes import parse_memory_limit
@@ -19,7 +23,7 @@ from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.query.rows_as_text import rows_as_text
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
-from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.errors import TraceError, UsageError
 
 duckdb: Any = pytest.importorskip("duckdb")
 SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
@@ -157,6 +161,105 @@ def test_a_statement_is_stopped_at_its_timeout(sql: str) -> None:
 def test_memory_is_limited(sql: str) -> None:
     with pytest.raises(UsageError, match=r"limit of 0\.02 GB.*--memory-limit"):
         run_query(made_trace(), sql, QueryLimits(memory_bytes=20_000_000))
+
+
+ENDLESS = [
+    "SELECT list_sum(range(900000000))",
+    "SELECT md5(repeat('x', 3000000000))",
+    "SELECT length(repeat('x', 4000000000))",
+    "SELECT list_sort(range(rank, 900000000)) FROM events",
+    "SELECT list(a.range) FROM range(100000) a, range(100000) b",
+    "SELECT string_agg(repeat('x', 1000), '') FROM range(10000000)",
+    "SELECT bit_count(repeat('1', 2000000000)::BIT)",
+    "SELECT map_from_entries(list_zip(range(90000000), range(90000000)))",
+    "WITH RECURSIVE a AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM a) SELECT max(n) FROM a",
+    "SELECT list_reduce(range(30000000), lambda x, y: x + y)",
+    "SELECT regexp_replace(repeat('ab', 9000000), '(a|b)*c', '', 'g') FROM range(1000)",
+    "SELECT count(*) FROM events a, events b, events c, events d, events e",
+]
+
+
+@pytest.mark.parametrize("sql", sampled(ENDLESS, 5))
+def test_no_statement_takes_more_memory_or_time_than_it_may(sql: str) -> None:
+    """The process that ran it is measured, whatever DuckDB counts as its memory."""
+    program = (
+        "import resource, subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-m', 'ddltrace', 'query', *sys.argv[1:]])\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, done.returncode)"
+    )
+    options = ["--timeout", "2", "--memory-limit", "300MB"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(SAMPLE), sql, *options],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    peak_kb, status = map(int, done.stdout.split())
+    assert status == 2
+    assert done.stderr.count("\n") == 1
+    assert re.search(r"--timeout|--memory-limit", done.stderr)
+    # 300 MB, and what Python, Arrow and DuckDB themselves take.
+    assert peak_kb < 600_000
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM duckdb_settings()",
+        "SELECT current_setting('home_directory'), current_setting('secret_directory'), "
+        "current_setting('extension_directory'), current_setting('temp_directory')",
+        "FROM duckdb_databases()",
+    ],
+)
+def test_settings_do_not_tell_where_the_users_files_are(sql: str) -> None:
+    text = str(run_query(made_trace(), sql).to_pylist())
+    for place in (Path.home(), Path.cwd(), sys.prefix, sys.base_prefix, SAMPLE.parent):
+        assert str(place) not in text
+
+
+def test_the_end_of_a_process_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for program, ending in (("import os; os.abort()", "SIGABRT"), ("exit(3)", "status 3")):
+        monkeypatch.setattr("ddltrace.analyzer.query.sql._program", lambda p=program: ["-c", p])
+        with pytest.raises(UsageError, match=rf"ended its process \({ending}\): it may need more"):
+            run_query(made_trace(), "SELECT 1")
+
+
+def test_an_error_while_a_table_is_read_is_that_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: Any) -> Any:
+        raise TraceError("rank 0 is damaged")
+
+    monkeypatch.setattr(Trace, "event_tables", damaged)
+    with pytest.raises(TraceError, match="rank 0 is damaged"):
+        run_query(made_trace(), "SELECT count(*) FROM events")
+
+
+def test_a_table_is_read_only_as_far_as_it_is_needed() -> None:
+    trace = open_trace(SAMPLE)
+    assert run_query(trace, "FROM events LIMIT 1").num_rows == 1
+    twice = "SELECT count(*) AS n FROM events a JOIN events b USING (rank, start_ns, kind, name)"
+    assert run_query(trace, twice)["n"][0].as_py() >= run_query(trace, "FROM events").num_rows // 2
+
+
+def test_csv_has_no_formula() -> None:
+    cells = [
+        "=1+1",
+        "+cmd|' /C calc'!A0",
+        "-2+3",
+        "@SUM(1)",
+        "\t=1",
+        " =1",
+        "\uff1d1",
+        "-5",
+        "+1e-3",
+    ]
+    rows = " UNION ALL ".join(f"SELECT '{cell.replace(chr(39), chr(39) * 2)}'" for cell in cells)
+    table = run_query(made_trace(), f'SELECT t AS "=t", -5 AS n, -1e-9 AS f FROM ({rows}) a(t)')
+    head, *lines = csv.reader("".join(rows_as_text(table, "csv")).splitlines())
+    assert head == ["'=t", "n", "f"]
+    assert [line[1:] for line in lines] == [["-5", "-1e-09"]] * len(cells)
+    shown = [line[0] for line in lines]
+    assert shown == ["'" + cell.replace("\t", "\\t") for cell in cells[:7]] + cells[7:]
 
 
 def test_sizes() -> None:
