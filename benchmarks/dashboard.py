@@ -269,7 +269,7 @@ def dashboard_of(path: Path) -> Iterator[tuple[subprocess.Popen[str], float, str
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     began = time.time()  # The page reads the same clock.
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddltrace", "dashboard", str(path), "--no-browser"],
+        [sys.executable, "-m", "ddltrace", "dashboard", str(path), "--no-browser", "--no-token"],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,

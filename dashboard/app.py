@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import traceback
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import dash
 from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.dashboard.address import EXPERIMENTS_PATH, Address
-from ddltrace.dashboard.hosts import check_host
+from ddltrace.dashboard.callbacks import CheckedDash, triggered
+from ddltrace.dashboard.errors import add_error_answers, print_error
 from ddltrace.dashboard.pages import (
     critical_path_page,
     live_page,
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 
     from ddltrace.dashboard.workspace import Workspace
 
-# Runs before the first paint, so that a dark page never flashes white.
+# Runs before the first paint, so that a dark page never flashes white, and before anything reads
+# the address: the token shall not get into links, nor stay where others see it.
 _EARLY_SCRIPT: Final = (
+    "var u=new URL(location.href);if(u.searchParams.has('token')){u.searchParams.delete('token');"
+    "history.replaceState(history.state,'',u)}"
     "try{var t=localStorage.getItem('ddltrace-theme')}catch(e){}"
     "document.documentElement.dataset.theme="
     "t||(matchMedia('(prefers-color-scheme: dark)').matches?'dark':'light');"
@@ -78,18 +81,41 @@ _GO: Final = """(address) => {
 }"""
 
 
-def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
-    """Creates the dashboard of some traces.
+class _Refresh(TypedDict):
+    """The id of the timer of an experiment's results."""
+
+    version: str
+
+
+class _Reload(TypedDict):
+    """The id of the button that reads a trace again."""
+
+    trace: int
+
+
+class _Figure(TypedDict):
+    """The id of a figure."""
+
+    name: str
+
+
+class _Selected(TypedDict):
+    """An event on the timeline, or the id of the button that leads to it."""
+
+    rank: int
+    event: int
+
+
+def create_app(workspace: Workspace) -> dash.Dash:
+    """Creates the dashboard of some traces. `ddltrace.dashboard.access` decides who may use it.
 
     Args:
         workspace: The traces.
-        loopback: Whether the server is bound to this machine only. If so, requests that name
-            another host are refused (DNS rebinding).
 
     Returns:
         The Dash app; its ``server`` is the WSGI application.
     """
-    app = dash.Dash(
+    app = CheckedDash(
         "ddltrace.dashboard",
         title="ddltrace",
         update_title="",
@@ -116,7 +142,8 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     critical_path_page.add_callbacks(app, workspace)
     add_routes(app.server, workspace)
     add_run_routes(app.server, workspace)
-    _secure(app, loopback=loopback)
+    add_error_answers(app.server)
+    _secure(app)
     # Dash prepares itself during its first request: another one at the same time would get a page
     # without scripts, and scripts are not served before that.
     app.server.test_client().get("/")
@@ -234,15 +261,16 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     )(show_page)
 
     def refresh(_: list[int | None], search: str | None) -> Any:
-        shown = ctx.triggered_id
-        if not isinstance(shown, dict):
+        shown = triggered(_Refresh)
+        if shown is None:
             return no_update
         from ddltrace.dashboard.pages import experiments_page
 
-        if not experiments_page.has_changed(workspace, Address.parse(search), shown["version"]):
-            return no_update
+        address = Address.parse(search)
         try:
-            return experiments_page.experiment_results(workspace, Address.parse(search))
+            if not experiments_page.has_changed(workspace, address, shown["version"]):
+                return no_update
+            return experiments_page.experiment_results(workspace, address)
         except TraceError as error:
             return [html.P(str(error), className="warning")]
 
@@ -256,10 +284,13 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     app.clientside_callback(_GO, Input("go", "data"))
 
     def reload(clicks: list[int | None], pathname: str | None, search: str | None) -> Any:
-        button = ctx.triggered_id
-        if not any(clicks) or not isinstance(button, dict):
+        button = triggered(_Reload)
+        if not any(clicks) or button is None:
             return no_update
-        workspace.reopen(int(button["trace"]))
+        try:
+            workspace.reopen(button["trace"])
+        except TraceError as error:
+            return failed(str(error))
         return show_page(pathname, search)[0]
 
     app.callback(
@@ -283,7 +314,7 @@ def page_content(workspace: Workspace, page: Page, address: Address) -> Componen
     except TraceError as error:
         main = failed(str(error))
     except Exception as error:  # noqa: BLE001 - shown, and printed for a report
-        traceback.print_exc()
+        print_error()
         main = failed(printable(f"an error in ddltrace, {type(error).__name__}: {error}"))
     setattr(main, "data-page", page.name)
     return main
@@ -347,7 +378,7 @@ def _add_choice_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 
 def _add_figure_callbacks(app: dash.Dash, workspace: Workspace) -> None:
-    def draw(theme: str | None, place_id: dict[str, str], search: str | None) -> Any:
+    def draw(theme: str | None, place_id: _Figure, search: str | None) -> Any:
         if theme is None:
             return no_update
         try:
@@ -366,7 +397,7 @@ def _add_figure_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     def show_details(
-        selected: dict[str, Any] | None, measured: list[int] | None, number: int
+        selected: _Selected | None, measured: list[int] | None, number: int
     ) -> tuple[Any, Any]:
         try:
             opened = workspace.get(number)
@@ -375,9 +406,9 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
                 and ctx.triggered_id == "timeline"
                 and "timeline.range" in ctx.triggered_prop_ids
             ):
-                return range_panel(opened, int(measured[0]), int(measured[1])), []
+                return range_panel(opened, measured[0], measured[-1]), []
             if selected:
-                rank, event = int(selected["rank"]), int(selected["event"])
+                rank, event = selected["rank"], selected["event"]
                 if rank == NO_RANK:
                     return piece_panel(opened, event)
                 return event_panel(opened, rank, event)
@@ -394,10 +425,13 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     )(show_details)
 
     def go_to(clicks: list[int | None], number: int) -> Any:
-        target = ctx.triggered_id
-        if not any(clicks) or not isinstance(target, dict):
+        target = triggered(_Selected)
+        if not any(clicks) or target is None:
             return no_update
-        found = place(workspace.get(number), int(target["rank"]), int(target["event"]))
+        try:
+            found = place(workspace.get(number), target["rank"], target["event"])
+        except (TraceError, ValueError):
+            return no_update
         return no_update if found is None else found
 
     app.callback(
@@ -427,14 +461,23 @@ def _add_step_callbacks(app: dash.Dash) -> None:
 
 
 def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:
-    def run(clicks: int | None, statement: str | None, search: str | None) -> Any:
-        if not clicks or not (statement or "").strip():
-            return no_update
-        return Address.parse(search).link("", q=statement)
+    def run(clicks: int | None, statement: str | None, search: str | None) -> tuple[Any, Any]:
+        if not clicks or statement is None or not statement.strip():
+            return no_update, no_update
+        address = Address.parse(search)
+        try:
+            opened = workspace.get(address.trace)
+        except TraceError:
+            return no_update, no_update  # the page itself shows the error
+        opened.ask(statement)
+        # The statement goes into the address, and the page shows its rows; at once if it is there.
+        if address.text("q") == statement:
+            return no_update, sql_page.rows_of(opened, statement)
+        return address.link("", q=statement), no_update
 
-    # The statement goes into the address, and the page shows its result.
     app.callback(
         Output("go", "data", allow_duplicate=True),
+        Output("sql-result", "children"),
         Input("sql-run", "n_clicks"),
         State("sql-text", "value"),
         State("url", "search"),
@@ -442,11 +485,13 @@ def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     )(run)
 
     def save(clicks: int | None, statement: str | None, search: str | None) -> tuple[Any, Any]:
-        if not clicks or not (statement or "").strip():
+        if not clicks or statement is None or not statement.strip():
             return no_update, no_update
         address = Address.parse(search)
         try:
-            text = sql_page.as_csv(workspace.get(address.trace).query(str(statement)))
+            opened = workspace.get(address.trace)
+            opened.ask(statement)
+            text = sql_page.as_csv(opened.query(statement))
         except DdltraceError:
             return no_update, address.link("", q=statement)  # the page shows the error
         return {"content": text, "filename": "query.csv", "type": "text/csv"}, no_update
@@ -461,8 +506,8 @@ def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     )(save)
 
 
-def _secure(app: dash.Dash, *, loopback: bool) -> None:
-    """Rejects other hosts, and lets the browser load resources from this server only."""
+def _secure(app: dash.Dash) -> None:
+    """Lets the browser load resources from this server only."""
     digest = base64.b64encode(hashlib.sha256(_EARLY_SCRIPT.encode()).digest()).decode()
     scripts = " ".join(["'self'", f"'sha256-{digest}'", *app.csp_hashes()])
     policy = (
@@ -478,5 +523,3 @@ def _secure(app: dash.Dash, *, loopback: bool) -> None:
         return response
 
     app.server.after_request(add_headers)
-    if loopback:
-        app.server.before_request(check_host)

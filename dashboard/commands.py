@@ -23,7 +23,7 @@ from ddltrace.tracer.optional_packages import require_extra
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. Everyone who can reach it can read the traces.",
+    help="Address to listen on. The connection is not encrypted.",
 )
 @click.option(
     "--port",
@@ -32,10 +32,16 @@ from ddltrace.tracer.optional_packages import require_extra
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 @click.option(
+    "--no-token",
+    is_flag=True,
+    help="Let everyone who can reach the address read the traces. By default, only the printed "
+    "address opens the pages: it contains a token.",
+)
+@click.option(
     "--allow-run",
     is_flag=True,
-    help="Let the experiments page start experiments on this machine. Everyone who can open the "
-    "page can start them, so the address must be a loopback address.",
+    help="Let the experiments page start experiments on this machine. Everyone who has the token "
+    "can start them, so the address must be a loopback address.",
 )
 @communication_kernels_option
 @engine_options
@@ -46,6 +52,7 @@ def dashboard(  # noqa: PLR0917 - click passes one argument for each option
     host: str,
     port: int | None,
     no_browser: bool,
+    no_token: bool,
     allow_run: bool,
     engine: str,
     scheduler: str | None,
@@ -53,7 +60,9 @@ def dashboard(  # noqa: PLR0917 - click passes one argument for each option
 ) -> None:
     """Show traces, experiments, or folders of both in the browser.
 
-    Serves until interrupted with Ctrl-C. All files come from this machine; no network is needed.
+    Prints an address with a token and serves until interrupted with Ctrl-C. A program reads
+    ADDRESS/api/0/layout?token=TOKEN, or sends the cookie that the address sets. All files come
+    from this machine; no network is needed.
     With --engine dask, a cluster analyzes the traces and builds the timelines of large ones.
     """
     from ddltrace.dashboard.start import FEATURE, Options, serve_dashboard
@@ -64,6 +73,7 @@ def dashboard(  # noqa: PLR0917 - click passes one argument for each option
         host=host,
         port=port,
         no_browser=no_browser,
+        no_token=no_token,
         allow_run=allow_run,
         beside_job=beside_job,
     )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from ddltrace.dashboard.stored.user_files import user_folder
 from ddltrace.tracer.errors import DdltraceError, UsageError
 
 if TYPE_CHECKING:
@@ -90,23 +94,10 @@ def running(app: WsgiApp, listening: socket.socket) -> Iterator[str]:
     Yields:
         The address.
     """
-    from werkzeug.serving import WSGIRequestHandler, make_server
+    from ddltrace.dashboard.http_server import HttpServer
 
-    class QuietHandler(WSGIRequestHandler):
-        """Serves without a log line per request."""
-
-        protocol_version = "HTTP/1.1"  # connections stay open: panning requests many frames
-
-        def log(self, type: str, message: str, *args: Any) -> None:
-            if type == "error":
-                super().log(type, message, *args)
-
-    host, port = listening.getsockname()[:2]
     with closing(listening):
-        # With the caller's socket: werkzeug exits the process when a port is taken.
-        server = make_server(
-            host, port, app, threaded=True, request_handler=QuietHandler, fd=listening.fileno()
-        )
+        server = HttpServer(listening, app)
         thread = threading.Thread(target=server.serve_forever, name="dashboard", daemon=True)
         thread.start()
         try:
@@ -166,12 +157,31 @@ class _StopSignals:
 
 
 def open_browser(url: str) -> None:
-    """Opens a graphical browser if there is one; a text browser would occupy the terminal."""
+    """Opens a graphical browser if there is one; a text browser would occupy the terminal.
+
+    All users can read the command line of a browser, and the address contains a token. So the
+    browser gets a file of this user that leads to the address.
+    """
     if sys.platform.startswith("linux") and not (
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     ):
         return
     try:
-        webbrowser.open(url)
-    except webbrowser.Error as error:
+        webbrowser.open(_leading_to(url).as_uri())
+    except (webbrowser.Error, OSError) as error:
         raise DdltraceError(f"no browser could be opened ({error}); open {url}") from error
+
+
+def _leading_to(url: str) -> Path:
+    """A file that only this user can read and that leads a browser to an address.
+
+    Raises:
+        OSError: The user's cache cannot be written.
+    """
+    folder = user_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=folder)
+    atexit.register(Path(name).unlink, missing_ok=True)
+    with os.fdopen(handle, "w") as file:
+        file.write(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={url}">\n')
+    return Path(name)

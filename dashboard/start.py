@@ -6,6 +6,7 @@ Those imports take a second, so this module makes them in functions, after the a
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.discovery import Found, discover
 from ddltrace.dashboard.first_page import keep_first_page, load_first_page, note_path
 from ddltrace.dashboard.hosts import is_loopback
@@ -47,6 +49,7 @@ class Options:
         host: Address to listen on.
         port: Port to listen on; None for the first free one.
         no_browser: Whether no browser is opened.
+        no_token: Whether everyone who reaches the address may use the dashboard.
         allow_run: Whether experiments can be started from the page.
         beside_job: Whether it ends when standard input is closed.
     """
@@ -55,6 +58,7 @@ class Options:
     host: str
     port: int | None
     no_browser: bool
+    no_token: bool
     allow_run: bool
     beside_job: bool
 
@@ -75,27 +79,29 @@ def serve_dashboard(options: Options, engine: Engine | None) -> None:
     found = discover(options.traces)
     listening = bind(options.host, options.port)
     loopback = is_loopback(listening.getsockname()[0])
+    access = Access(None if options.no_token else secrets.token_urlsafe(32), loopback=loopback)
     runs = _allowed_runs(options, listening, loopback=loopback) if options.allow_run else None
     note = note_path("runs" if options.allow_run else "plain")
     first_page = load_first_page(note)
-    starting = StartingApp(first_page, loopback=loopback)
+    starting = StartingApp(first_page, access)
 
     def start(url: str) -> WsgiApp:
         # A browser can load the page meanwhile, unless the traces turn out to be damaged.
         is_early = first_page is not None and _are_finished(found)
         if is_early:
-            _announce(url, options, listening, loopback=loopback)
+            _announce(access.address(url), options, listening, loopback=loopback)
         workspace = _open(found, engine, runs)
         is_live = bool(workspace.traces) and workspace.is_running(0)
         if not is_early:
-            _announce(f"{url}live" if is_live else url, options, listening, loopback=loopback)
+            page = access.address(f"{url}live" if is_live else url)
+            _announce(page, options, listening, loopback=loopback)
         try:
             from ddltrace.dashboard.app import create_app
             from ddltrace.dashboard.pages.page_list import PAGES
         except ImportError:
             require_extra("dashboard", FEATURE)
             raise
-        app = create_app(workspace, loopback=loopback)
+        app = create_app(workspace)
         # An analysis would take processor time from a running job; pages make it on request.
         if not is_live:
             timeline_first = starting.first_path == _TIMELINE
@@ -118,9 +124,13 @@ def _announce(url: str, options: Options, listening: socket.socket, *, loopback:
     if options.port is None and port != FIRST_PORT:
         _warn(f"port {FIRST_PORT} is taken, using {port}")
     if not loopback:
+        whoever = "can reach this machine" if options.no_token else "has the address below"
         _warn(
-            f"listening on {options.host}: everyone who can reach this machine can read the traces"
+            f"listening on {options.host}, without encryption: everyone who {whoever} can read the "
+            "traces"
         )
+    elif options.no_token:
+        _warn("--no-token: every user of this machine can read the traces")
     ends = "it ends with the job" if options.beside_job else "Ctrl-C ends it"
     click.echo(f"Dashboard: {url}  ({ends})", err=options.beside_job)
     if options.beside_job:
@@ -139,6 +149,12 @@ def _allowed_runs(options: Options, listening: socket.socket, *, loopback: bool)
     Raises:
         UsageError: Others can reach the server.
     """
+    if options.no_token:
+        listening.close()
+        raise UsageError(
+            "--allow-run with --no-token would let every user of this machine start programs as "
+            "you: leave --no-token out"
+        )
     if not loopback:
         listening.close()
         raise UsageError(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from ddltrace.dashboard.hosts import host_of, is_loopback
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
+    from ddltrace.dashboard.access import Access
     from ddltrace.dashboard.first_page import Answer, FirstPage
 
 
 WsgiApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+ADMIT: Final = "ddltrace.admit"
+"""Key of a function in the WSGI environment: it frees the connection from limits of strangers."""
 
 
 class StartingApp:
@@ -20,15 +22,15 @@ class StartingApp:
 
     Args:
         first_page: The page and its scripts; None if all requests wait.
-        loopback: See `ddltrace.dashboard.app.create_app`.
+        access: Refuses requests before anything else sees them.
 
     Attributes:
         first_path: The first address that was requested; None if there was no request.
     """
 
-    def __init__(self, first_page: FirstPage | None, *, loopback: bool) -> None:
+    def __init__(self, first_page: FirstPage | None, access: Access) -> None:
         self._first_page = first_page
-        self._loopback = loopback
+        self._access = access
         self._is_decided = threading.Event()
         self._app: WsgiApp | None = None
         self.first_path: str | None = None
@@ -42,6 +44,12 @@ class StartingApp:
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         """Answers a request."""
+        refused = self._access.refusal(environ)
+        if refused is not None:
+            return _refuse(refused, environ, start_response)
+        if ADMIT in environ:
+            environ[ADMIT]()
+        start_response = self._access.with_cookie(environ, start_response)
         if self.first_path is None:
             self.first_path = environ["PATH_INFO"]
         if not self._is_decided.is_set():
@@ -58,6 +66,18 @@ class StartingApp:
     def _early_answer(self, environ: dict[str, Any]) -> Answer | None:
         if self._first_page is None or environ["REQUEST_METHOD"] != "GET":
             return None
-        if self._loopback and not is_loopback(host_of(environ.get("HTTP_HOST", ""))):
-            return None
         return self._first_page.answer(environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
+
+
+def _refuse(
+    line: str, environ: dict[str, Any], start_response: Callable[..., Any]
+) -> Iterable[bytes]:
+    body = b"" if environ["REQUEST_METHOD"] == "HEAD" else line.encode()
+    headers = [
+        ("Content-Type", "text/plain; charset=utf-8"),
+        ("Content-Length", str(len(line.encode()))),
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+    ]
+    start_response("403 Forbidden", headers)
+    return [body]

@@ -9,7 +9,7 @@ import contextlib
 import re
 import shlex
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,6 +55,8 @@ _MAX_HITS: Final = 1000
 _KEPT_SEARCHES: Final = 4
 _QUERY_LIMITS: Final = QueryLimits(memory_bytes=500_000_000, timeout_s=30.0)
 _KEPT_QUERY_BYTES: Final = 64_000_000
+_KEPT_STATEMENTS: Final = 1000
+"""Statements that count as run from the page."""
 _KEPT_TENSORS: Final = 100_000
 """Rows of tensors of single steps that are kept."""
 _STEP_QUERY: Final = re.compile(r"step\s*(\d{1,9})\Z")
@@ -135,6 +137,7 @@ class OpenTrace:
             self._tensors_in, len, _KEPT_TENSORS
         )
         self._columns: dict[str, list[str]] = {}
+        self._asked: deque[str] = deque(maxlen=_KEPT_STATEMENTS)
 
     def _make_analysis(self) -> Analyzed:
         stored = self._stored.get()[0]
@@ -247,6 +250,15 @@ class OpenTrace:
             UsageError: The statement is no SELECT, is wrong, or needs more than 500 MB or 30 s.
         """
         return self._queries.get(sql)
+
+    def ask(self, sql: str) -> None:
+        """Notes that someone ran a statement from the page: an address alone runs none."""
+        if sql not in self._asked:
+            self._asked.append(sql)
+
+    def was_asked(self, sql: str) -> bool:
+        """Whether a statement of an address was run from the page before."""
+        return sql in self._asked
 
     def columns_of(self, table: str) -> list[str]:
         """The columns of a table that `query` can read."""

@@ -37,7 +37,8 @@ def main() -> None:
 
 def take_timeline(page: Page) -> None:
     """Photographs the timeline of a dashboard that it starts."""
-    command = [sys.executable, "-m", "ddltrace", "dashboard", str(TRACE), "--no-browser"]
+    options = ["--no-browser", "--no-token"]
+    command = [sys.executable, "-m", "ddltrace", "dashboard", str(TRACE), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

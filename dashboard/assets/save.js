@@ -11,14 +11,14 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
 
-  const isNumber = (text) => /^[+-]?[\d.,]+(\s|%|x|$)/.test(text);
+  const isNumber = (text) => /^[+-]?[\d.,]+(e[+-]?\d+)?\s?[\p{L}%/]*$/u.test(text);
 
   // A spreadsheet would run a cell that begins like a formula; names come from the trace.
   const csvCell = (cell) => {
     const shown = cell.querySelector("[title]");
     let text = (shown && cell.tagName === "TD" && shown.title.startsWith(cell.textContent.replace("…", ""))
       ? shown.title : cell.textContent).trim().replace(" ▾", "");
-    if (/^[=+\-@\t]/.test(text) && !isNumber(text)) text = "'" + text;
+    if (/^[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]/.test(text) && !isNumber(text)) text = "'" + text;
     return /[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from dash import ALL, Input, Output, State, ctx, no_update
+from dash import ALL, Input, Output, State, no_update
 
+from ddltrace.dashboard.callbacks import triggered
 from ddltrace.dashboard.pages.run_form import check_text, panel_content, with_technique
 from ddltrace.dashboard.pages.run_routes import CANCEL_PATH, START_PATH, TOKEN_HEADER
 from ddltrace.tracer.errors import TraceError
@@ -49,7 +50,11 @@ _START: Final = f"""async (clicks, token, ...values) => {{
     {_POST}
     const names = {list(FIELDS)};
     const body = Object.fromEntries(names.map((name, i) => [name, values[i] ?? null]));
-    const result = await post("{START_PATH}", token, body);
+    let result = await post("{START_PATH}", token, body);
+    if (result.confirm) {{
+        if (!await window.ddltraceConfirm(result.command)) return ["", same];
+        result = await post("{START_PATH}", token, {{...body, confirmed: result.confirm}});
+    }}
     if (result.error) return [result.error, same];
     const search = new URLSearchParams(location.search);
     for (const key of ["strategies", "job"]) search.delete(key);
@@ -63,6 +68,20 @@ _CANCEL: Final = f"""async (clicks, token) => {{
     const result = await post("{CANCEL_PATH}", token, {{}});
     return result.error || "";
 }}"""
+
+
+class _Add(TypedDict):
+    """The id of a button that adds a technique."""
+
+    name: str
+    combine: int
+
+
+class _Parameter(TypedDict):
+    """The id of the field of a technique's parameter."""
+
+    name: str
+    key: str
 
 
 def add_run_callbacks(app: dash.Dash, workspace: Workspace, runs: AllowedRuns) -> None:
@@ -86,21 +105,19 @@ def add_run_callbacks(app: dash.Dash, workspace: Workspace, runs: AllowedRuns) -
 
     def add(
         clicks: list[int | None],
-        values: list[object],
-        ids: list[dict[str, str]],
+        values: list[str | int | float | None],
+        ids: list[_Parameter],
         text: str | None,
     ) -> Any:
-        button = ctx.triggered_id
-        if not isinstance(button, dict) or not any(clicks):
+        button = triggered(_Add)
+        if button is None or not any(clicks):
             return no_update
         given = [
             (about["key"], value)
-            for about, value in zip(ids, values, strict=True)
+            for about, value in zip(ids, values, strict=False)
             if about["name"] == button["name"]
         ]
-        return with_technique(
-            text or "", str(button["name"]), given, combine=bool(button["combine"])
-        )
+        return with_technique(text or "", button["name"], given, combine=bool(button["combine"]))
 
     app.callback(
         Output("run-strategies", "value"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dash import dcc, html
 
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.dashboard.runs.run_request import LIMITS, read_strategies
+from ddltrace.dashboard.runs.run_request import LIMITS, read_strategies, shown_words
 from ddltrace.dashboard.widgets import card
 from ddltrace.experiments.strategy.catalogue import AXES
 from ddltrace.experiments.strategy.listing import as_json
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
 
 _DEFAULTS: Final = ("ddp", "fifo", "wfbp")
-_MAX_COMMAND: Final = 2000
 _POLL_MS: Final = 1000
 _NUMBERS: Final = (
     ("ranks", "Ranks", None, "2 if empty; a trace's command sets its own"),
@@ -164,9 +162,9 @@ def panel_content(state: RunState | None, results: Results | None) -> list[Any]:
             html.Progress(value=str(done), max=str(total), **{"aria-label": "finished runs"}),
             html.P(f"{done} of {total} runs are done{now}."),
         ]
-    command = shlex.join(["ddltrace", "experiment", "run", *state.arguments])
+    command = " ".join(shown_words(["ddltrace", "experiment", "run", *state.arguments]))
     parts += [
-        html.P(html.Code(printable(command), className="command-line")),
+        html.P(html.Code(command, className="command-line")),
         html.P(["Results: ", html.Code(printable(str(state.directory)))], className="quiet"),
     ]
     logs = (("Log", state.log), ("Log of the job", state.job_log))
@@ -213,7 +211,7 @@ def _jobs(workspace: Workspace) -> list[dict[str, str]]:
     traces = [
         {
             "label": f"the command of {opened.title}: "
-            f"{printable(shlex.join(opened.trace.run.command))[:_MAX_COMMAND]}",
+            f"{' '.join(shown_words(opened.trace.run.command))}",
             "value": f"trace:{opened.number}",
         }
         for opened in workspace.traces

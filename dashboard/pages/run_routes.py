@@ -48,11 +48,19 @@ def add_run_routes(server: Flask, workspace: Workspace) -> None:
         if not isinstance(values, dict):
             return _answer("the request is no JSON object", 400)
         from ddltrace.dashboard.runs.run_control import RunInProgressError
-        from ddltrace.dashboard.runs.run_request import read_request
+        from ddltrace.dashboard.runs.run_request import confirmation, read_request, shown_words
 
         commands = {one.number: one.trace.run.command or () for one in workspace.traces}
         try:
             wanted = read_request(values, commands)
+            agreed = confirmation(wanted.command)
+            if wanted.command and values.get("confirmed") != agreed:
+                return _answer(
+                    "this command comes from a trace: look at it first",
+                    428,
+                    command=shown_words(wanted.command),
+                    confirm=agreed,
+                )
             directory = runs.control.start(wanted.arguments())
         except RunInProgressError as error:
             return _answer(str(error), 409)
@@ -100,9 +108,9 @@ def _refusal(headers: dict[str, str], token: str, length: int | None) -> tuple[s
     return next(((reason, status) for holds, reason, status in checks if not holds), None)
 
 
-def _answer(message: str, status: int) -> Any:
+def _answer(message: str, status: int, **more: object) -> Any:
     from flask import jsonify
 
-    response = jsonify({"error": message})
+    response = jsonify({"error": message} | more)
     response.status_code = status
     return response

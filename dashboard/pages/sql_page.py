@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 from dash import dcc, html
 
+from ddltrace.analyzer.formatting.csv_cells import names_without_formulas, without_formulas
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.report.figures import base_figure, label
@@ -104,7 +104,7 @@ def plot(result: pa.Table) -> go.Figure | None:
 
 def _plot_of_address(opened: OpenTrace, address: Address) -> go.Figure | None:
     statement = address.text("q")
-    if not statement:
+    if not opened.was_asked(statement):
         return None
     try:
         return plot(opened.query(statement))
@@ -118,7 +118,11 @@ FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
 
 
 def sql_page(opened: OpenTrace, address: Address) -> Component:
-    """The page for one trace; the statement is part of the address (key ``q``)."""
+    """The page for one trace. The address (key ``q``) fills in the statement.
+
+    Whoever makes somebody open an address shall not make the server work: the page shows the rows
+    of a statement that was run from the page before, and of another one only after a click.
+    """
     statement = address.text("q")
     return html.Main(
         [
@@ -159,7 +163,7 @@ def sql_page(opened: OpenTrace, address: Address) -> Component:
                                 ],
                                 className="actions",
                             ),
-                            html.Div(_result(opened, statement), id="sql-result"),
+                            html.Div(rows_of(opened, statement), id="sql-result"),
                         ]
                     ),
                     card("Tables", _schema(opened), hint="A click shows the columns."),
@@ -174,7 +178,7 @@ def sql_page(opened: OpenTrace, address: Address) -> Component:
 def as_csv(result: pa.Table) -> str:
     """The whole result as CSV, with a header line."""
     sink = io.BytesIO()
-    names = _without_formulas(pa.array(result.column_names, pa.string())).to_pylist()
+    names = names_without_formulas(result.column_names)
     arrow_csv.write_csv(pa.table([_plain(column) for column in result.columns], names), sink)
     return sink.getvalue().decode()
 
@@ -189,20 +193,12 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     if not pa.types.is_string(kind):
         values = [None if value is None else str(value) for value in column.to_pylist()]
         column = pa.chunked_array([pa.array(values, pa.string())])
-    return _without_formulas(column)
+    return without_formulas(column)
 
 
-def _without_formulas(texts: Any) -> Any:
-    """Texts that a spreadsheet does not run as formulas: names come from the trace."""
-    runs = pc.and_not(
-        pc.match_substring_regex(texts, r"^[=+\-@\t\r]"),
-        pc.match_substring_regex(texts, r"^[+-]?[0-9.,]+$"),
-    )
-    return pc.if_else(runs, pc.binary_join_element_wise("'", texts, ""), texts)
-
-
-def _result(opened: OpenTrace, statement: str) -> list[Any]:
-    if not statement:
+def rows_of(opened: OpenTrace, statement: str) -> list[Any]:
+    """The rows of a statement that was run from the page; else nothing."""
+    if not opened.was_asked(statement):
         return []
     try:
         result = opened.query(statement)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -62,6 +65,23 @@ class RunRequest:
             if value is not None:
                 given.append(f"--{name}={value}")
         return [*given, "--", *self.command] if self.command else given
+
+
+def shown_words(command: Sequence[str]) -> list[str]:
+    r"""The words of a command, each whole and shown as exactly one text.
+
+    A trace can come from anyone. Characters that are not printable, among them those that change
+    the direction of text, stand there as in Python literals, and so no other word looks the same.
+    """
+    return [
+        shlex.quote(word) if word.isprintable() and "\\" not in word else repr(word)
+        for word in command
+    ]
+
+
+def confirmation(command: Sequence[str]) -> str:
+    """What a request contains after its user has seen the command of a trace and agreed to it."""
+    return hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
 
 
 def read_request(values: Mapping[str, Any], commands: Mapping[int, Sequence[str]]) -> RunRequest:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,12 +23,13 @@ from support.sampling import sampled
 
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
+from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.first_page import keep_first_page, load_first_page
 from ddltrace.dashboard.pages.sql_page import EXAMPLES
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
-from ddltrace.dashboard.server import bind, running
+from ddltrace.dashboard.server import _leading_to, bind, running
 from ddltrace.dashboard.starting import StartingApp
 from ddltrace.dashboard.stored import stored_trace
 from ddltrace.dashboard.workspace import Workspace
@@ -665,6 +668,8 @@ def test_further_pages(browser: Any, address: str, path: str) -> None:
         visit = Visit(browser, address, f"{path}{separator}trace={number}", color_scheme=theme)
         name = path.split("?", maxsplit=1)[0]
         visit.page.wait_for_selector(f"main[data-page={name}]")
+        if name == "sql":
+            visit.page.get_by_role("button", name="Run").click()
         if name != "traces":
             visit.page.wait_for_selector(".graph svg.main-svg")
         visit.page.wait_for_load_state("networkidle")
@@ -790,9 +795,11 @@ def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str)
     visit = Visit(browser, address, "sql?trace=0")
     for title, statement in EXAMPLES:
         visit.page.get_by_role("link", name=title, exact=True).click()
-        # The page has the first example's text before the link is followed, but no result.
-        visit.page.locator("#sql-result .table").wait_for()
+        visit.until_true(lambda: "q=" in visit.page.url, title)
         visit.until_true(lambda s=statement: visit.page.input_value("#sql-text") == s, title)
+        assert visit.page.locator("#sql-result > *").count() == 0  # an address runs nothing
+        visit.page.get_by_role("button", name="Run").click()
+        visit.page.locator("#sql-result .table").wait_for()
         assert visit.page.locator("#sql-result .warning").count() == 0
         with visit.page.expect_download() as download:
             visit.page.get_by_role("button", name="Save CSV").click()
@@ -891,12 +898,58 @@ def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
     gone.wait_for()
 
 
+def test_only_the_printed_address_opens_pages(browser: Any) -> None:
+    command = [sys.executable, "-m", "ddltrace", "dashboard", str(SAMPLES[0]), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        printed = server.stdout.readline().split()[1]
+        url = printed.partition("?")[0]
+        visit = Visit(browser, url, "")
+        visit.page.get_by_text("This dashboard needs its token").wait_for()
+        # As a browser is started: with a file that leads to the address.
+        visit.page.goto(_leading_to(printed).as_uri())
+        visit.page.wait_for_selector("main[data-page=overview]")
+        assert "token" not in visit.page.url
+        assert "token" not in visit.page.inner_html("nav")
+        visit.page.get_by_role("link", name="Timeline", exact=True).click()
+        visit.timeline().page.reload()
+        assert visit.timeline().page.url.startswith(url)
+        assert all("403" in trouble or "file:" in trouble for trouble in visit.troubles)
+        visit.page.context.clear_cookies()
+        visit.page.keyboard.press("w", delay=300)
+        visit.page.get_by_text("This page needs the token of its server").wait_for()
+        server.terminate()
+
+
+def test_a_command_of_a_trace_is_run_only_after_it_was_seen(browser: Any, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES[0], tmp_path / "trace")
+    run = json.loads((tmp_path / "trace" / "run.json").read_text(encoding="utf-8"))
+    command = [sys.executable, "-c", "'<img src=x>'", "\x1b[31m", "y" * 3000]
+    (tmp_path / "trace" / "run.json").write_text(json.dumps(run | {"command": command}))
+    runs = AllowedRuns(tmp_path / "results")
+    workspace = Workspace([ddltrace.open(tmp_path / "trace")], (), runs)
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, "experiments?job=trace:0")
+        visit.page.get_by_label("the command of").check()
+        for button, starts in (("Do not run it", False), ("Run this command", True)):
+            visit.page.get_by_role("button", name="Start the experiment").click()
+            dialog = visit.page.locator("dialog.confirm")
+            dialog.wait_for()
+            words = dialog.locator("li").all_inner_texts()
+            assert [len(words), words[3], words[4]] == [5, r"'\x1b[31m'", "y" * 3000]
+            assert runs.control.state() is None
+            dialog.get_by_role("button", name=button).click()
+            if starts:
+                visit.until_true(lambda: runs.control.state() is not None, "it runs")
+    runs.control.close()
+
+
 @pytest.mark.parametrize("path", ["", "timeline"])
 def test_a_page_loads_while_the_server_is_starting(browser: Any, tmp_path: Path, path: str) -> None:
     workspace = Workspace([ddltrace.open(SAMPLES[0])])
     app = create_app(workspace)
     keep_first_page(app.server, ["/", "/timeline"], tmp_path / "note.json")
-    starting = StartingApp(load_first_page(tmp_path / "note.json"), loopback=True)
+    starting = StartingApp(load_first_page(tmp_path / "note.json"), Access(None, loopback=True))
     with running(starting, bind("127.0.0.1", None)) as url:
         visit = Visit(browser, url, path)
         assert visit.page.locator("._dash-loading").is_visible()

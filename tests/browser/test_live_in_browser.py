@@ -63,7 +63,7 @@ def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) 
         first = page.inner_text("#live-status h1")
         until(page, "() => document.querySelector('#live-status h1').innerText", first)
         # Other pages say that they show a part, and show more on request.
-        page.goto(address.replace("/live", "/?trace=0"))
+        page.goto(re.sub("/live.*", "/?trace=0", address))
         page.wait_for_selector("text=/still being written, [0-9]+ steps so far/")
         facts = page.inner_text("main[data-page=overview] .facts")
         page.click(".running button")

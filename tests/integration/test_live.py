@@ -114,6 +114,6 @@ def test_the_dashboard_beside_a_job_leaves_output_and_status_alone(tmp_path: Pat
         lambda: run(command, cwd=tmp_path),
     )
     assert (beside.status, beside.stdout) == (plain.status, plain.stdout)
-    assert re.search(r"Dashboard: http://127\.0\.0\.1:\d+/live ", beside.stderr)
+    assert re.search(r"Dashboard: http://127\.0\.0\.1:\d+/live\?token=\S+ ", beside.stderr)
     # Nor were counters recorded, which were not wanted.
     assert not list(trace.glob("counters-*"))

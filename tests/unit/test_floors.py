@@ -202,6 +202,9 @@ ORDER = {
     "dashboard": (
         *(
             "hosts",
+            "access",
+            "errors",
+            "callbacks",
             "address",
             "theme",
             "discovery",
@@ -210,6 +213,7 @@ ORDER = {
             "stored",
             "first_page",
             "starting",
+            "http_server",
             "widgets",
             "rank_breakdowns",
             "charts",

@@ -186,7 +186,7 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
         "1 of 17 collectives lacks some rank",
     ]
     assert opened.notes == says
-    client = create_app(workspace, loopback=False).server.test_client()
+    client = create_app(workspace).server.test_client()
     assert client.get("/api/0/notes").get_json()["notes"] == opened.notes
     pages = (
         overview.overview_page(opened),

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 from support.frames import decode_frame
+from werkzeug.test import Client
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.starting import StartingApp
 from ddltrace.dashboard.workspace import Workspace
 
 MS = 1_000_000
@@ -14,6 +17,13 @@ MS = 1_000_000
 @pytest.fixture
 def client(workspace):
     return create_app(workspace).server.test_client()
+
+
+def served(workspace, *, loopback):
+    """A client of a server without a token."""
+    starting = StartingApp(None, Access(None, loopback=loopback))
+    starting.complete(create_app(workspace).server)
+    return Client(starting)
 
 
 def test_layout_tells_tracks_and_roles(client):
@@ -179,13 +189,13 @@ def test_one_nanosecond_is_a_window(client):
     ],
 )
 def test_requests_that_name_another_host_are_refused(workspace, host, status):
-    client = create_app(workspace, loopback=True).server.test_client()
+    client = served(workspace, loopback=True)
     for path in ("/", "/api/0/layout", "/_dash-layout"):
         assert client.get(path, headers={"Host": host}).status_code == status
 
 
 def test_beyond_this_machine_any_host_may_be_named(workspace):
-    client = create_app(workspace, loopback=False).server.test_client()
+    client = served(workspace, loopback=False)
     assert client.get("/api/0/layout", headers={"Host": "gpu-box:8050"}).status_code == 200
 
 

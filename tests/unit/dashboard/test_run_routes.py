@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from ddltrace.dashboard.pages.run_form import with_technique
 from ddltrace.dashboard.pages.run_routes import CANCEL_PATH, START_PATH, TOKEN_HEADER
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.runs.run_control import RunControl, results_folder
-from ddltrace.dashboard.runs.run_request import read_request
+from ddltrace.dashboard.runs.run_request import confirmation, read_request, shown_words
 from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.errors import UsageError
@@ -67,8 +68,7 @@ def test_what_is_refused(served, path):
         assert answer[0] == status, headers
         assert says in answer[1]["error"]
     assert post(url + path, b"[" + b" " * 70_000, **token)[0] == 413
-    with pytest.raises(json.JSONDecodeError):  # refused before the route, in plain text
-        post(url + path, REQUEST, **token, Host="evil.example")
+    assert post(url + path, REQUEST, **token, Host="evil.example")[0] == 403
 
 
 def test_nothing_is_started_without_the_switch(trace_path):
@@ -80,7 +80,7 @@ def test_nothing_is_started_without_the_switch(trace_path):
             assert "--allow-run" in answer["error"]
 
 
-def experiments_page_of(url):
+def experiments_page_of(url, headers=MappingProxyType({})):
     """What the server sends for the experiments page."""
     body = {
         "output": "..page.children...nav.children..",
@@ -94,7 +94,7 @@ def experiments_page_of(url):
         ],
         "changedPropIds": [],
     }
-    status, answer = post(url + "/_dash-update-component", body)
+    status, answer = post(url + "/_dash-update-component", body, **headers)
     assert status == 200
     return json.dumps(answer)
 
@@ -110,9 +110,10 @@ def test_the_end_of_the_server_ends_the_run(trace_path, tmp_path, how):
     with subprocess.Popen(
         [*command, str(trace_path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as server:
-        url = server.stdout.readline().split()[1].rstrip("/")
-        token = re.search(r'"id": "run-token", "data": "([^"]+)"', experiments_page_of(url))
-        status, answer = post(url + START_PATH, REQUEST, **{TOKEN_HEADER: token[1]})
+        url, _, key = server.stdout.readline().split()[1].partition("/?token=")
+        cookie = {"Cookie": f"ddltrace-{url.rpartition(':')[2]}={key}"}
+        token = re.search(r'"id": "run-token", "data": "([^"]+)"', experiments_page_of(url, cookie))
+        status, answer = post(url + START_PATH, REQUEST, **{TOKEN_HEADER: token[1]}, **cookie)
         assert (status, answer["experiment"]) == (200, 0)
         directory = Path(answer["directory"])
         assert directory.parent == tmp_path / "experiments"
@@ -127,17 +128,24 @@ def test_the_end_of_the_server_ends_the_run(trace_path, tmp_path, how):
     assert json.loads((directory / "results.json").read_text())["status"] == "interrupted"
 
 
-def test_a_run_needs_a_loopback_address(trace_path):
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--host", "0.0.0.0"], "would let others start programs"),
+        (["--no-token"], "would let every user of this machine start programs as you"),
+    ],
+)
+def test_a_run_needs_a_loopback_address_and_the_token(trace_path, options, says):
     command = [sys.executable, "-m", "ddltrace", "dashboard", "--no-browser", "--allow-run"]
     ended = subprocess.run(
-        [*command, "--host", "0.0.0.0", str(trace_path)],
+        [*command, *options, str(trace_path)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert ended.returncode == 2
-    assert "would let others start programs" in ended.stderr
+    assert says in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -167,6 +175,38 @@ def test_bad_fields_are_named(served, change, says):
     assert status == 400
     assert says in answer["error"]
     assert "\n" not in answer["error"]
+
+
+def test_a_command_of_a_trace_is_shown_whole_before_it_is_run(trace_path, tmp_path):
+    long = "x" * 50_000 + "; rm -rf ~"
+    command = [sys.executable, "-c", long, "\x1b[31m\u202e\u200b", r"\x1b", "a  b", "\n", ""]
+    run = json.loads((trace_path / "run.json").read_text())
+    (trace_path / "run.json").write_text(json.dumps(run | {"command": command}))
+    runs = AllowedRuns(tmp_path / "results")
+    workspace = Workspace([open_trace(trace_path)], (), runs)
+    started = []
+    runs.control.start = lambda arguments: started.append(arguments) or tmp_path
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as base:
+        url = base.rstrip("/") + START_PATH
+        body, token = REQUEST | {"job": "trace:0"}, {TOKEN_HEADER: runs.token}
+        status, answer = post(url, body, **token)
+        assert (status, started) == (428, [])
+        assert answer["command"] == [
+            *(sys.executable, "-c", f"'{long}'", r"'\x1b[31m\u202e\u200b'", r"'\\x1b'"),
+            *("'a  b'", r"'\n'", "''"),
+        ]
+        for agreed in (None, "", True, answer["confirm"][:-1], confirmation(command[:-1])):
+            assert post(url, body | {"confirmed": agreed}, **token)[0] == 428
+        assert post(url, body | {"confirmed": answer["confirm"]}, **token)[0] == 200
+    assert started[0][-len(command) :] == command
+
+
+def test_no_two_words_look_the_same():
+    parts = ("", " ", "a", "'", '"', "\\", "n", "\n", "\x1b", "\u202e", "\xa0", "x1b", "\ud800")
+    words = {a + b + c for a in parts for b in parts for c in parts}
+    shown = shown_words(sorted(words))
+    assert len(set(shown)) == len(words)
+    assert all(word.isprintable() for word in shown)
 
 
 def test_arguments_are_a_list_with_one_item_each():

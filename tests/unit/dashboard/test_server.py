@@ -71,7 +71,7 @@ def test_the_command_prints_its_address_serves_and_ends_with_0(trace_path, numbe
     with start(str(trace_path)) as process:
         line = process.stdout.readline()
         url = line.split()[1]
-        with urllib.request.urlopen(url + "api/0/layout") as answer:
+        with urllib.request.urlopen(url.replace("?", "api/0/layout?")) as answer:
             assert answer.status == 200
         process.send_signal(number)
         rest, errors = process.communicate(timeout=60)
@@ -85,6 +85,7 @@ def test_a_signal_that_another_thread_receives_ends_the_server():
     code = """
 import signal, threading, time
 from flask import Flask
+from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.server import bind, serve
 from ddltrace.dashboard.starting import StartingApp
 
@@ -98,7 +99,7 @@ def receive():
     time.sleep(600)
 
 with bind("127.0.0.1", None) as listening:
-    serve(StartingApp(None, loopback=True), listening, start)
+    serve(StartingApp(None, Access(None, loopback=True)), listening, start)
 print("ended")
 """
     done = subprocess.run(

@@ -170,12 +170,22 @@ def test_a_statement_uses_the_analysis_at_hand(opened, monkeypatch):
     assert opened.query("SELECT count(*) AS n FROM steps").to_pylist() == [{"n": 4}]
 
 
-def test_sql_runs_the_statement_of_the_address_and_nothing_else(opened):
-    asked = Address().link("", q="SELECT step, wall_us FROM steps ORDER BY step")
-    page = as_json(sql_page.sql_page(opened, Address.parse(asked)))
-    assert "4 rows" in page
-    assert make_figure(Workspace([opened.trace]), "sql-plot", Address.parse(asked)) is not None
+def test_sql_runs_what_was_asked_for_and_no_other_statement_of_an_address(opened, monkeypatch):
+    statement = "SELECT step, wall_us FROM steps ORDER BY step"
+    asked = Address().link("", q=statement)
+    workspace = Workspace([opened.trace])
+    with monkeypatch.context() as patched:
+        patched.delattr("ddltrace.dashboard.workspace.run_query")
+        page = as_json(sql_page.sql_page(opened, Address.parse(asked)))
+        assert statement in page
+        assert "rows" not in page
+        assert make_figure(workspace, "sql-plot", Address.parse(asked)) is None
+    for one in (opened, workspace.get(0)):
+        one.ask(statement)
+    assert "4 rows" in as_json(sql_page.sql_page(opened, Address.parse(asked)))
+    assert make_figure(workspace, "sql-plot", Address.parse(asked)) is not None
     refused = Address().link("", q="COPY steps TO 'out.csv'")
+    opened.ask("COPY steps TO 'out.csv'")
     assert "warning" in as_json(sql_page.sql_page(opened, Address.parse(refused)))
     with pytest.raises(UsageError):
         opened.query("ATTACH 'other.db'")
