@@ -237,6 +237,12 @@ Examples:
 @click.option(
     "--force", is_flag=True, help="Overwrite an existing experiment, and the file of --html."
 )
+@click.option(
+    "--keep-command",
+    is_flag=True,
+    help="Record COMMAND as it is. By default, words that are or look like secrets, such as the "
+    "value of --api-key, are recorded as ***, and the experiment cannot be resumed.",
+)
 @_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -262,6 +268,7 @@ def run_command(
     slow: tuple[str, ...],
     output: Path | None,
     force: bool,
+    keep_command: bool,
     html: Path | None,
     as_json: bool,
     command: tuple[str, ...],
@@ -319,6 +326,7 @@ def run_command(
         slow=list(slow),
         **cluster,
         command=list(command),
+        keep_command=keep_command,
     )
     if command:
         _refuse_options_of_workloads()

@@ -23,6 +23,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
     host_options,
     on_hosts,
 )
+from ddltrace.tracer.masked_command import masked_command
 from ddltrace.tracer.next_command import print_next_command, say
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_apart
@@ -123,6 +124,12 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     "--force", is_flag=True, help="Overwrite an existing trace: its files, and no others."
 )
 @click.option(
+    "--keep-command",
+    is_flag=True,
+    help="Record the command line as it is. By default, words that are or look like secrets, such "
+    "as the value of --api-key, are recorded as ***.",
+)
+@click.option(
     "--part",
     metavar="NAME",
     help="Name of this launcher, if the job has several: write to DIR/part-NAME.  "
@@ -141,6 +148,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     slow: tuple[str, ...],
     dashboard: bool,
     force: bool,
+    keep_command: bool,
     part: str | None,
     command: tuple[str, ...],
     **cluster: Any,
@@ -182,9 +190,10 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         )
         _build_native()
         labels = _labels(found)
+        recorded = command if keep_command else masked_command(command)
         with dashboard_beside(whole) if dashboard else contextlib.nullcontext():
             beside = None if upload is None else upload.beside()
-            result = run_job(command, config, umask, labels, beside)
+            result = run_job(command, config, umask, labels, beside, recorded=recorded)
     except UnwritableError as error:
         # The job runs anyway: it may have waited long for its machines. But without the tracer
         # nothing would apply its strategy.

@@ -12,7 +12,7 @@ with this trace. A job that was recorded with another tool is recorded again wit
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -34,6 +34,7 @@ from ddltrace.analyzer.model import (
 )
 from ddltrace.analyzer.report.communication_advice import best_proposal
 from ddltrace.analyzer.report.resource_advice import resource_findings
+from ddltrace.tracer.masked_command import MASK, is_masked
 from ddltrace.tracer.storage.location import Location
 
 _MIN_SHARE: Final = 0.02
@@ -573,7 +574,7 @@ def experiment_command(analysis: Analysis, strategies: tuple[str, ...]) -> str |
     if any(word.startswith(_OF_EXPERIMENTS) for word in trace.command):
         return None  # a strategy of an experiment already
     named = " ".join(f"--strategy {strategy}" for strategy in strategies)
-    return f"ddltrace experiment run {named} -- {job}"
+    return f"ddltrace experiment run {named} -- {job}{_masked_note(trace.command)}"
 
 
 def _again(analysis: Analysis, path: Location | None) -> str | None:
@@ -588,7 +589,12 @@ def _again(analysis: Analysis, path: Location | None) -> str | None:
         return compare
     level = f" --level {trace.level}" if trace.level in ("comm", "op") else ""
     record = f"ddltrace run{level} -o after -- {job}"
-    return record if compare is None else f"{record} && {compare}"
+    return (record if compare is None else f"{record} && {compare}") + _masked_note(trace.command)
+
+
+def _masked_note(command: Sequence[str]) -> str:
+    """A comment of the shell behind a command from which secrets are missing."""
+    return f"  # secrets were not recorded: fill in {MASK}" if is_masked(command) else ""
 
 
 def _largest(analysis: Analysis, category: str) -> PathPart | None:

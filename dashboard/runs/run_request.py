@@ -16,6 +16,7 @@ from ddltrace.experiments.strategy.spec import parse, refuse_repeated
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.launch.emulated_hosts import NAMES
+from ddltrace.tracer.masked_command import is_masked
 from ddltrace.tracer.optional_packages import require_extra, require_torch
 
 MAX_STRATEGIES: Final = 64
@@ -158,6 +159,11 @@ def _job(text: str, commands: Mapping[int, Sequence[str]]) -> tuple[str | None, 
     number = text.removeprefix(_TRACE)
     if text.startswith(_TRACE) and number.isascii() and number.isdecimal():
         command = tuple(commands.get(int(number[:9]), ()))
+        if is_masked(command):
+            raise UsageError(
+                "secrets in this command were not recorded (***): run it in a terminal, or record "
+                "the job with --keep-command"
+            )
         if command:
             return None, command
     raise UsageError(f"there is no job {text!r:.60}; choose one of the list")

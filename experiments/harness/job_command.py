@@ -33,6 +33,7 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
     record = [
         *(sys.executable, "-m", "ddltrace", "run", "-o", str(trace), "--force"),
         *("--level", "layer"),
+        *(["--keep-command"] if settings.keep_command else []),
     ]
     if settings.command:
         is_own = planned.strategy == UNCHANGED or planned.strategy in settings.also

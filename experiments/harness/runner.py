@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -27,7 +27,7 @@ from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.observation import observed_ranks
 from ddltrace.experiments.observation.peak_memory import RankMemory
-from ddltrace.tracer.errors import DdltraceError, TraceError
+from ddltrace.tracer.errors import DdltraceError, TraceError, UsageError
 from ddltrace.tracer.exit_status import status_text
 from ddltrace.tracer.trace.run_reader import read_run
 
@@ -71,7 +71,7 @@ def run_experiment(settings: Settings, directory: Path, progress: Progress) -> R
         Interrupted: A signal was received. Finished runs are kept.
     """
     results = Results(
-        settings={**asdict(settings), "ddltrace": version("ddltrace"), "cpus": os.cpu_count()},
+        settings={**settings.recorded(), "ddltrace": version("ddltrace"), "cpus": os.cpu_count()},
         baseline=settings.strategies[0],
     )
     return _Experiment(results, settings, directory, {}).make_missing_runs(progress)
@@ -90,6 +90,11 @@ def resume_experiment(directory: Path, progress: Progress) -> Results:
     """
     results = results_file.read(directory / RESULTS_FILE)
     settings = settings_of(results, directory)
+    if settings.is_masked and not settings.keep_command:
+        raise UsageError(
+            f"{directory} was recorded without the secrets of its command (***): start it again, "
+            "with --keep-command if it is to be resumable"
+        )
     kept = {
         (run.strategy, run.round): run
         for row in results.rows

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ddltrace.experiments.strategy.spec import cycle_steps_of, opening_steps_of
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.masked_command import is_masked, masked_command
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Settings:
         delay: One-way delay between hosts, such as ``2ms``; None for none.
         loss: Share of packets that are lost, such as ``0.1%``; None for none.
         command: The user's own job; empty for a workload.
+        keep_command: Whether command lines are recorded with their secrets.
     """
 
     strategies: list[str]
@@ -76,6 +79,7 @@ class Settings:
     delay: str | None = None
     loss: str | None = None
     command: list[str] = field(default_factory=list)
+    keep_command: bool = False
 
     def __post_init__(self) -> None:
         opening, strategy = max((opening_steps_of(name), name) for name in self.strategies)
@@ -86,6 +90,19 @@ class Settings:
                 f"{self.steps} steps leave nothing after --warmup {self.warmup} and the {opening} "
                 f"opening steps of {strategy}"
             )
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings as they are recorded: without secrets in the commands."""
+        values = asdict(self)
+        if not self.keep_command:
+            values["command"] = masked_command(self.command)
+            values["also"] = {name: masked_command(words) for name, words in self.also.items()}
+        return values
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the commands, read from a record, have words that cannot be passed to a job."""
+        return any(map(is_masked, (self.command, *self.also.values())))
 
     def command_of(self, strategy: str) -> list[str]:
         """The user's own job in a row; empty for a workload."""

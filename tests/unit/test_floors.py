@@ -158,6 +158,7 @@ ORDER = {
             "errors",
             "exit_status",
             "fault_barrier",
+            "masked_command",
             "next_command",
             "optional_packages",
             "owner_access",

@@ -122,6 +122,8 @@ def run_job(
     umask: int,
     labels: dict[str, object] | None = None,
     beside: AbstractContextManager[None] | None = None,
+    *,
+    recorded: Sequence[str],
 ) -> JobResult:
     """Runs a command with its ranks traced.
 
@@ -131,6 +133,7 @@ def run_job(
         umask: The job's umask.
         labels: Entries to add to the run's labels.
         beside: Entered when the job's process has been forked, and left at its end.
+        recorded: The command line as it is recorded.
 
     Returns:
         How the job ended. The trace is finalized.
@@ -149,7 +152,7 @@ def run_job(
     from ddltrace.tracer.trace.trace_files import RUN_FILE
 
     run = RunInfo(
-        command=list(command),
+        command=list(recorded),
         level=config.level,
         version=version("ddltrace"),
         host=os.uname().nodename,
