@@ -203,6 +203,7 @@ class Session:
             with contextlib.suppress(Exception):
                 self._counters.stop(max(0.5, deadline - time.monotonic()))
             info.clock["counters_busy_ns"] = self._counters.busy_ns
+            info.counters_dropped = self._counters.dropped
         if self._writer.is_alive():
             self._writer.stop(max(1.0, deadline - time.monotonic()))
         else:  # its start has failed, or a fault has ended it

@@ -25,6 +25,7 @@ from ddltrace.tracer.output_directory import creation_error, is_taken, make_room
 
 if TYPE_CHECKING:
     from ddltrace.tracer.launch.rank_ends import End
+    from ddltrace.tracer.trace.run_info import RunInfo
 
 _OF_FAULTS: Final = ("ILL", "TRAP", "BUS", "FPE", "SEGV", "SYS", "EMT", "PIPE", "XFSZ")
 _OF_TIMERS: Final = ("VTALRM", "PROF")
@@ -187,14 +188,27 @@ def run_job(
         if not config.directory.exists():
             note = f"{config.directory} was deleted while the job ran"
             return JobResult(status, 0, (note,), (note,), harmed=True)
-        note = f"the trace could not be finalized ({error}); the recorded part can be read"
+        note = f"the trace could not be finalized ({error!s:.300}); the recorded part can be read"
+        _note_in_place(config.directory, run, note)
         return JobResult(status, len(run.ranks), (note,), (note,), harmed=True)
     except KeyboardInterrupt:
         # The streams of the ranks are readable as they are; only the compact files are missing.
         note = "interrupted before the trace was finalized; it can be read as it is"
+        _note_in_place(config.directory, run, note)
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
+
+
+def _note_in_place(directory: Path, run: RunInfo, note: str) -> None:
+    """Notes in ``run.json`` why it does not contain the ranks' records, which stay beside it."""
+    from ddltrace.tracer.trace.run_files import overwrite_run
+
+    with contextlib.suppress(OSError):
+        overwrite_run(
+            directory,
+            replace(run, status="running", launcher_pid=None, ranks=[], notes=[note]),
+        )
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ class RankRecord:
         self._tensors = tensors
         self._recorder = recorder
         self._changed = False
+        self._is_unsaved = False  # the disk takes nothing
         self._told_dropped_s = 0.0
 
     @property
@@ -97,7 +98,7 @@ class RankRecord:
         has_changed = self._recorder.dropped != self.info.dropped and (
             now_s > self._told_dropped_s + _TELL_DROPPED_S
         )
-        if not self._changed and not has_changed:
+        if not (self._changed or has_changed or self._is_unsaved):
             return
         self._changed = False
         self._told_dropped_s = now_s
@@ -121,7 +122,10 @@ class RankRecord:
         self.info.dropped = self._recorder.dropped
         try:
             write_sidecar(self._directory, self.info)
+            self._is_unsaved = False
         except OSError as error:
-            self.note(f"save_info: {error!r:.200}")
+            if not self._is_unsaved:
+                self._is_unsaved = True
+                self.note(f"save_info: {error!r:.200}")
         except RuntimeError:  # another thread has just changed it
             self._changed = True

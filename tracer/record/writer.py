@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import pyarrow as pa
+
 from ddltrace.tracer.record.background_thread import lower_priority, until_next
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Recorder, Taken
@@ -31,10 +33,10 @@ _RESERVE_BYTES: Final = 32 << 20
 class WriterThread(threading.Thread):
     """Writes one Arrow batch at every interval, or when a buffer fills, until it is stopped.
 
-    A full or missing disk ends the writing, never the job: events that cannot be written are
-    counted as dropped. If there is no memory for a batch, its events are kept for the next write,
-    up to the limit of the recorder. Some address space is reserved for them, so that the last
-    events of a job that runs out of memory are written.
+    While the disk takes nothing, batches wait (see `StreamWriter`); events that are not written in
+    the end are counted as dropped. If there is no memory for a batch, its events are kept for the
+    next write, up to the limit of the recorder. Some address space is reserved for them, so that
+    the last events of a job that runs out of memory are written.
 
     Args:
         recorder: Holds the events to write.
@@ -75,7 +77,7 @@ class WriterThread(threading.Thread):
         self._stopping = False
         self._requests: deque[threading.Event] = deque()
         self._writing = threading.RLock()
-        self._broken = False
+        self._is_told = False  # of the disk that takes nothing
         self._is_short = False  # out of memory, for the newest batch
         self._reserve = _set_aside(_RESERVE_BYTES)
         self.rows = 0
@@ -189,39 +191,34 @@ class WriterThread(threading.Thread):
     def _write(self, taken: Taken, *, last: bool) -> None:
         """Writes the taken events together with those left from previous writes."""
         self._pending.extend(taken)
-        if self._write_batch():
-            self.rows += self._pending.rows
-        elif not self._broken and not last and self._pending.rows < self._recorder.buffer_rows:
-            return  # kept for the next write
-        else:
-            self._recorder.dropped += self._pending.rows
-        self._pending = Taken()
-
-    def _write_batch(self) -> bool:
-        """Builds a batch of all pending events and writes it.
-
-        Returns:
-            Whether it was written. A batch that could not be written is the last one.
-        """
-        if self._broken:
-            return False
         try:
             batch = self._builder.build(self._pending)
+            self._is_short = False
         except Exception as error:  # noqa: BLE001 - memory may run out, for example
             if not self._is_short:
                 self._is_short = True
                 self._fault("build", error)
-            return False
-        self._is_short = False
+            if not last and self._pending.rows < self._recorder.buffer_rows:
+                return  # kept for the next write
+            self._recorder.dropped += self._pending.rows
+        else:
+            self._write_batch(batch, last=last)
+        self._pending = Taken()
+
+    def _write_batch(self, batch: pa.RecordBatch | None, *, last: bool) -> None:
+        """Writes a batch, and what the disk did not take so far."""
+        missing = self._stream.missing
         try:
-            if batch is not None:
-                self._stream.write(batch)
+            self._stream.write(batch)
+            self._is_told = False
         except Exception as error:  # noqa: BLE001 - the job continues, the fault is recorded
-            self._broken = True
-            self._fault("write", error)
-            self._stream.cut()
-            return False
-        return True
+            if not self._is_told and (last or self._stream.is_losing()):
+                self._is_told = True
+                self._fault("write", error)
+        missing = self._stream.missing - missing
+        self.rows += (0 if batch is None else batch.num_rows) - missing
+        # Counted before it is known whether they can be written later: the rank may be killed.
+        self._recorder.dropped += missing
 
 
 def _set_aside(num_bytes: int) -> mmap.mmap | None:

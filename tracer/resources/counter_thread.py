@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from ddltrace.tracer.record.background_thread import lower_priority, until_next
 from ddltrace.tracer.resources.host_counters import HostCounters
 from ddltrace.tracer.resources.nvml_counters import NvmlCounters
@@ -25,7 +27,7 @@ class CounterThread(threading.Thread):
     """Reads all counters at every interval and appends one Arrow batch, until it is stopped.
 
     Only `add` and `use_device` run on the job's threads; they only append. Counters that cannot be
-    read are left out. If a batch cannot be written, the thread ends and the job continues.
+    read are left out. While the disk takes nothing, batches wait; see `StreamWriter`.
 
     Args:
         path: The file to create.
@@ -33,6 +35,10 @@ class CounterThread(threading.Thread):
         step: Returns the current step.
         on_fault: Receives failures.
         interval_s: The time between two samples.
+
+    Attributes:
+        dropped: Readings that could not be written so far.
+        busy_ns: Processor time of the thread.
     """
 
     def __init__(
@@ -59,6 +65,8 @@ class CounterThread(threading.Thread):
         self._running_lock.acquire()
         # Reentrant, so that only the thread that has acquired it can release it.
         self._sampling = threading.RLock()
+        self._is_told = False  # of the disk that takes nothing
+        self.dropped = 0
         self.busy_ns = 0
 
     def use_device(self, uuid: str) -> None:
@@ -79,12 +87,10 @@ class CounterThread(threading.Thread):
             self._sample()
             while not self._running_lock.acquire(timeout=until_next(self._interval_s)):
                 self._sample()
-            self._sample()
+            self._sample(last=True)
             self._stream.close()
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
             self._on_fault("counters", error)
-            if self._stream is not None:
-                self._stream.cut()
 
     def stop(self, timeout_s: float) -> None:
         """Requests the last sample and waits for it."""
@@ -108,15 +114,25 @@ class CounterThread(threading.Thread):
             with contextlib.suppress(OSError):
                 self._stream.abandon()
 
-    def _sample(self) -> None:
+    def _sample(self, *, last: bool = False) -> None:
         with self._sampling:
             now_ns, step = time.monotonic_ns(), self._step()
             rows = [(now_ns, step, reading) for reading in self._read()]
             while self._waiting:
                 rows.append(self._waiting.popleft())
-            if rows and self._stream is not None:
-                self._stream.write(self._rows.batch(rows))
+            if self._stream is not None:
+                self._write(self._stream, self._rows.batch(rows) if rows else None, last=last)
             self.busy_ns = time.thread_time_ns()
+
+    def _write(self, stream: StreamWriter, batch: pa.RecordBatch | None, *, last: bool) -> None:
+        try:
+            stream.write(batch)
+            self._is_told = False
+        except OSError as error:
+            if not self._is_told and (last or stream.is_losing()):
+                self._is_told = True
+                self._on_fault("counters", error)
+        self.dropped = stream.missing
 
     def _read(self) -> Iterator[Reading]:
         if self._host is not None:

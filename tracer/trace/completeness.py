@@ -40,6 +40,8 @@ def account_for(directory: Location, run: RunInfo) -> None:
             run.notes.append(f"{who}: the last {info.lost_bytes} bytes are unreadable")
         if info.dropped:
             run.notes.append(f"{who}: {info.dropped} events dropped: buffer or disk full")
+        if info.counters_dropped:
+            run.notes.append(f"{who}: {info.counters_dropped} readings of counters dropped")
         if info.errors:
             run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
     run.status = "partial" if run.notes else "complete"

@@ -29,27 +29,48 @@ def release_space(path: Path) -> None:
         _reserve_of(path).unlink(missing_ok=True)
 
 
-def write_with_reserve(path: Path, value: dict[str, Any]) -> None:
+def write_with_reserve(path: Path, value: dict[str, Any], *, spare: int = 0) -> None:
     """Writes a JSON file atomically; on a full disk, into the space reserved for it.
+
+    Args:
+        path: The file.
+        value: Its new content.
+        spare: Bytes by which the file is longer than necessary; see `overwrite_json`.
 
     Raises:
         OSError: The reserved space does not suffice.
     """
     try:
-        write_json_atomically(path, value)
+        write_json_atomically(path, value, spare=spare)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         release_space(path)
-        write_json_atomically(path, value)
+        write_json_atomically(path, value, spare=spare)
         reserve_space(path)
+
+
+def overwrite_json(path: Path, value: dict[str, Any]) -> None:
+    """Overwrites a JSON file within its size, which takes no space on the disk.
+
+    Raises:
+        OSError: The content is too long, or the file cannot be written.
+    """
+    text = json.dumps(value).encode()
+    with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if len(text) > size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.write(text.ljust(size))
 
 
 def _reserve_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.reserve")
 
 
-def write_json_atomically(path: Path, value: dict[str, Any], *, private: bool = False) -> None:
+def write_json_atomically(
+    path: Path, value: dict[str, Any], *, private: bool = False, spare: int = 0
+) -> None:
     """Replaces a JSON file so that a reader sees the old text or the new, never a mixture.
 
     Those who could not read the old file cannot read the new one.
@@ -58,11 +79,12 @@ def write_json_atomically(path: Path, value: dict[str, Any], *, private: bool = 
         path: The file.
         value: Its new content.
         private: Whether only this user has access to it, instead of whom the umask allows.
+        spare: Bytes by which the file is longer than necessary.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with create_like(path, temporary, most=0o600 if private else 0o666) as file:
-            file.write(json.dumps(value, indent=1).encode())
+            file.write((json.dumps(value, indent=1) + " " * spare).encode())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

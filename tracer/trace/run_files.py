@@ -10,7 +10,12 @@ from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError, is_store_failure
 from ddltrace.tracer.storage.location import Location, matches
-from ddltrace.tracer.trace.json_files import read_json, release_space, write_with_reserve
+from ddltrace.tracer.trace.json_files import (
+    overwrite_json,
+    read_json,
+    release_space,
+    write_with_reserve,
+)
 from ddltrace.tracer.trace.run_info import (
     GroupInfo,
     RankInfo,
@@ -27,13 +32,28 @@ CHANGED: Final = f"{RUN_FILE} is not what ddltrace wrote: its numbers may be wro
 """Note on a run whose content does not match the stored checksum."""
 
 _CHECKSUM: Final = "checksum"
+_SPARE_BYTES: Final = 4096
 
 
 def write_run(directory: Path, run: RunInfo) -> None:
-    """Writes ``run.json``, with a checksum of its content."""
+    """Writes ``run.json``, with a checksum of its content; see `overwrite_run`."""
+    spare = _SPARE_BYTES if run.status == "running" else 0
+    write_with_reserve(directory / RUN_FILE, _with_checksum(run), spare=spare)
+
+
+def overwrite_run(directory: Path, run: RunInfo) -> None:
+    """Changes the ``run.json`` of a running job where no other file can be written.
+
+    Raises:
+        OSError: This file cannot be written either.
+    """
+    overwrite_json(directory / RUN_FILE, _with_checksum(run))
+
+
+def _with_checksum(run: RunInfo) -> dict[str, Any]:
     # As a reader gets it: JSON has neither tuples nor numeric keys.
-    value = json.loads(json.dumps(run_to_json(run)))
-    write_with_reserve(directory / RUN_FILE, {**value, _CHECKSUM: _checksum_of(value)})
+    value: dict[str, Any] = json.loads(json.dumps(run_to_json(run)))
+    return {**value, _CHECKSUM: _checksum_of(value)}
 
 
 def _checksum_of(value: dict[str, Any]) -> int:

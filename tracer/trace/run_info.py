@@ -86,6 +86,7 @@ class RankInfo:
         checksum: CRC-32 of its final file.
         counters: Rows of its counter file; None if it recorded no counters.
         counters_checksum: CRC-32 of its final counter file.
+        counters_dropped: Readings of counters that could not be written.
         dropped: Events that did not fit in the bounded buffer.
         lost_bytes: Bytes at the stream's end that could not be read.
         errors: Faults inside the tracer, one line each.
@@ -121,6 +122,7 @@ class RankInfo:
     checksum: int | None = None
     counters: int | None = None
     counters_checksum: int | None = None
+    counters_dropped: int = 0
     dropped: int = 0
     lost_bytes: int = 0
     errors: list[str] = field(default_factory=list)
@@ -288,7 +290,7 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
         _check_silence(info.silence)
     for number in (
         *(info.attempt, info.dropped, info.lost_bytes, info.checksum or 0),
-        *(info.counters or 0, info.counters_checksum or 0),
+        *(info.counters or 0, info.counters_checksum or 0, info.counters_dropped),
     ):
         if type(number) is not int or not 0 <= number <= _MAX_COUNT:
             raise ValueError(f"count {number!r:.40}")

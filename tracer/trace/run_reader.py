@@ -97,5 +97,5 @@ def _account_without_launcher(directory: Location, run: RunInfo) -> None:
     launcher_gone = run.launcher_pid is not None and is_gone(run.launcher_pid, run)
     if launcher_gone:
         run.notes.append(LAUNCHER_GONE)
-    if not any_running and (run.ranks or launcher_gone):
+    if not any_running and (run.ranks or launcher_gone or run.ended_unix_ns is not None):
         account_for(directory, run)

@@ -24,6 +24,7 @@ from ddltrace.tracer.record.writer import WriterThread
 from ddltrace.tracer.trace import arrow_arrays
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.finalize import finalize_rank
+from ddltrace.tracer.trace.protected_file import ProtectedFile
 from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.stream_writer import StreamWriter
@@ -154,23 +155,20 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
 
 
 class GatedStream:
-    """A disk that answers on request, and can be full."""
+    """A disk that answers on request."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.entered = threading.Event()
-        self.error: OSError | None = None
-        self.rows = 0
+        self.rows = self.missing = 0
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def write(self, batch: pa.RecordBatch | None) -> None:
         self.entered.set()
         self.gate.wait(60)
-        if self.error is not None:
-            raise self.error
-        self.rows += batch.num_rows
+        self.rows += 0 if batch is None else batch.num_rows
 
-    def cut(self) -> None:
-        pass
+    def is_losing(self) -> bool:
+        return False
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -179,15 +177,26 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-class FullStream(StreamWriter):
-    """A stream on a disk that can be full."""
+class Disk:
+    """What is written meets a full disk, on request."""
 
-    full = False
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        self.refused = 0
+        write = ProtectedFile.write
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        if self.full:
-            raise OSError(28, "No space left on device")
-        super().write(batch)
+        def write_or_fail(file: ProtectedFile, data: bytes) -> int:
+            if self.is_full:
+                self.refused += 1
+                raise OSError(28, "No space left on device")
+            return write(file, data)
+
+        monkeypatch.setattr(ProtectedFile, "write", write_or_fail)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
 
 
 def writer_on(
@@ -224,15 +233,17 @@ def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted(
     assert stream.rows + recorder.dropped == 1 + 1000 + 200
 
 
-def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(
+    tmp_path: Path, disk: Disk
+) -> None:
     recorder, faults = Recorder(1000), []
-    stream = FullStream(tmp_path / f"{SEGMENT}.arrows")
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
     writer = writer_on(recorder, stream, faults)
     writer.start()
     for number in range(300):
         if number == 200:
             wait_until(lambda: writer.rows == 200)
-            stream.full = True
+            disk.is_full = True
         recorder.record("layer", f"layer-{number % 7}", number, number + 1)
     assert writer.stop(60)
     stream.close()
@@ -245,6 +256,60 @@ def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(tmp_path
     finalize_rank(tmp_path, info)
     assert (info.events, info.lost_bytes) == (200, 0)
     assert {path.name for path in tmp_path.iterdir()} == {f"{SEGMENT}.arrow"}
+
+
+@pytest.mark.parametrize("limit", [4 << 20, 0], ids=["short", "long"])
+def test_recording_goes_on_when_a_full_disk_has_space_again(
+    tmp_path: Path, disk: Disk, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a long outage costs is counted; the dictionaries of the lost batches are not lost."""
+    monkeypatch.setattr("ddltrace.tracer.trace.stream_writer._MOST_WAITING_BYTES", limit)
+    recorder, faults = Recorder(10_000), []
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
+    writer = writer_on(recorder, stream, faults)
+    writer.start()
+    number = 0
+    for outage in range(6):
+        disk.is_full, refused = bool(outage % 2), disk.refused
+        for _ in range(100):
+            recorder.record("layer", f"layer-{outage}-{number % 7}", number, number + 1)
+            number += 1
+        if disk.is_full:
+            wait_until(lambda: not recorder.flat and disk.refused > refused + 1)  # noqa: B023
+            assert recorder.dropped >= 100
+        else:
+            wait_until(lambda: writer.rows + recorder.dropped == number)  # noqa: B023
+    disk.is_full = False
+    assert writer.stop(60)
+    stream.close()
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows + recorder.dropped, lost) == (number, 0)
+    assert (table.num_rows, writer.rows) == (number - recorder.dropped,) * 2
+    starts, names = table["start_ns"].to_pylist(), table["name"].to_pylist()
+    assert names == [f"layer-{start // 100}-{start % 7}" for start in starts]
+    with pa.ipc.open_stream(tmp_path / f"{SEGMENT}.arrows") as reader:
+        assert reader.read_all()["start_ns"].to_pylist() == starts
+    if limit:
+        assert (starts, recorder.dropped, faults) == (list(range(number)), 0, [])
+    else:
+        assert recorder.dropped > 0
+        assert set(faults) == {"write: [Errno 28] No space left on device"}
+
+
+def test_a_disk_that_is_full_when_the_stream_begins(tmp_path: Path, disk: Disk) -> None:
+    disk.is_full = True
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
+    recorder = Recorder(10)
+    recorder.record("layer", "x", 1, 2)
+    builder = BatchBuilder(recorder.sites)
+    with pytest.raises(OSError, match="No space"):
+        stream.write(builder.build(recorder.take()))
+    assert (stream.missing, stream.is_losing()) == (1, False)
+    disk.is_full = False
+    stream.write(None)
+    assert stream.missing == 0
+    stream.close()
+    assert read_events(tmp_path, SEGMENT)[0]["name"].to_pylist() == ["x"]
 
 
 def test_a_stream_written_by_the_thread_is_read_back(tmp_path: Path) -> None:
