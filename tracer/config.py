@@ -107,11 +107,14 @@ class CaptureConfig:
 
     def report_failure(self, error: BaseException) -> None:
         """Reports to the launcher why this process is not traced; never raises."""
-        report = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
+        self.report(f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}")
+
+    def report(self, text: str) -> None:
+        """Reports to the launcher why something below it is not traced; never raises."""
         for directory in filter(None, (str(self.directory), self.reports_directory)):
             with contextlib.suppress(OSError):
                 path = Path(directory, f"untraced-{os.getpid()}.txt")
-                path.write_text(report[:_MAX_REPORT], encoding="utf-8", errors="replace")
+                path.write_text(text[:_MAX_REPORT], encoding="utf-8", errors="replace")
                 let_owner_use(path)
                 return
 

@@ -263,6 +263,45 @@ def test_a_rank_that_replaces_itself_is_recorded_twice(tmp_path: Path) -> None:
     assert sum(row["op"] == "all_reduce" for row in events) == 6
 
 
+def test_a_rank_that_becomes_another_program_after_its_group_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "for _ in range(3):\n    dist.all_reduce(torch.ones(4))\n"
+        "dist.destroy_process_group()\n"
+        "os.execvp('true', ['true'])\n"
+    )
+    done = run(
+        traced(tmp_path / "trace", [sys.executable, str(tmp_path / "job.py")]),
+        cwd=tmp_path,
+        **ONE_RANK,
+    )
+    assert done.status == 0, done.stderr
+    info = read_run(tmp_path / "trace")
+    assert (info.status, info.notes, info.ranks[0].status) == ("complete", [], "complete")
+    events = ddltrace.open(tmp_path / "trace").events(0).to_pylist()
+    assert sum(row["op"] == "all_reduce" for row in events) == 3
+
+
+def test_a_launcher_below_a_launcher_has_the_trace(tmp_path: Path) -> None:
+    job = [sys.executable, str(tmp_path / "train.py")]
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(4))\n"
+        "dist.destroy_process_group()\n"
+    )
+    inner = traced(tmp_path / "inner", job)
+    done = run(traced(tmp_path / "outer", inner), cwd=tmp_path, **ONE_RANK)
+    assert done.status == 0, done.stderr
+    told = f"the command is itself a ddltrace run, which records into {tmp_path / 'inner'}"
+    assert f"ddltrace: nothing was recorded: {told}\n" in done.stderr
+    assert read_run(tmp_path / "inner").status == "complete"
+    report = run([*DDLTRACE, "analyze", str(tmp_path / "outer")], cwd=tmp_path)
+    assert "itself a ddltrace run" in report.stdout
+    assert " -I" not in done.stderr + report.stdout
+
+
 IN_CODE = """\
 import sys
 import ddltrace.tracer

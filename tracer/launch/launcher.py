@@ -152,6 +152,7 @@ def run_job(
     from ddltrace.tracer.trace.run_info import RunInfo
     from ddltrace.tracer.trace.trace_files import RUN_FILE
 
+    _tell_outer_launcher(config.directory)
     run = RunInfo(
         command=list(recorded),
         level=config.level,
@@ -198,6 +199,14 @@ def run_job(
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
+
+
+def _tell_outer_launcher(directory: Path) -> None:
+    """Reports to a launcher of which this one is a part of the job that it will record nothing."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # the variable is damaged
+        outer = CaptureConfig.from_environment()
+        if outer is not None:
+            outer.report(f"the command is itself a ddltrace run, which records into {directory}")
 
 
 def _note_in_place(directory: Path, run: RunInfo, note: str) -> None:

@@ -73,6 +73,11 @@ class RankRecord:
         self.info.device = "cuda"
         self.save()
 
+    def note_flushed(self) -> None:
+        """Notes that the process has left its process groups, and that all events are written."""
+        self.info.flushed = True
+        self.save()
+
     def note_silence(self, silence: dict[str, Any]) -> None:
         """Stores the activity of this rank during a silence."""
         self.info.silence = silence
@@ -91,8 +96,15 @@ class RankRecord:
             self.note(f"{where}: {type(error).__name__}: {str(error)[:200]}")
             self.save()
 
-    def save_changes(self) -> None:
-        """On the writer's thread: saves changes and the number of dropped events."""
+    def save_changes(self, *, active: bool) -> None:
+        """On the writer's thread: saves changes and the number of dropped events.
+
+        Args:
+            active: Whether there are events to write.
+        """
+        if active and self.info.flushed:
+            self.info.flushed = False
+            self._changed = True
         now_s = time.monotonic()
         # A killed rank could not report it later.
         has_changed = self._recorder.dropped != self.info.dropped and (

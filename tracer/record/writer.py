@@ -43,8 +43,8 @@ class WriterThread(threading.Thread):
         stream: Receives the batches.
         interval_s: The time between two writes.
         on_fault: Called with errors.
-        on_beat: Called at every write, on this thread, because the job's threads never write to
-            disk.
+        on_beat: Called at every write with `active`, whether there are events, on this thread,
+            because the job's threads never write to disk.
         on_end: Called after the last write with the number of written rows.
         watchdog: Checks the rank at every write.
     """
@@ -56,7 +56,7 @@ class WriterThread(threading.Thread):
         interval_s: float,
         *,
         on_fault: Callable[[str, Exception], None],
-        on_beat: Callable[[], None],
+        on_beat: Callable[..., None],
         on_end: Callable[[int], None],
         watchdog: Watchdog,
     ) -> None:
@@ -159,7 +159,7 @@ class WriterThread(threading.Thread):
                 self._collect()
                 taken = self._recorder.take()
                 # Before the rows, so that a reader finds their groups and tensors.
-                self._beat()
+                self._beat(active=taken.rows > 0)
                 self._watchdog.tick(active=taken.rows > 0 or self._recorder.paused)
                 self._write(taken, last=last)
             except Exception as error:  # noqa: BLE001 - the job continues, the fault is recorded
@@ -182,9 +182,9 @@ class WriterThread(threading.Thread):
             except Exception as error:  # noqa: BLE001 - ended messages then appear as open
                 self._fault("collect", error)
 
-    def _beat(self) -> None:
+    def _beat(self, *, active: bool) -> None:
         try:
-            self._on_beat()
+            self._on_beat(active=active)
         except Exception as error:  # noqa: BLE001 - the rows are to be written
             self._fault("save", error)
 

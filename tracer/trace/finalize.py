@@ -115,8 +115,7 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
     Damage raises no error: a stream that cannot be converted stays a stream, which readers accept.
     """
     stream = directory / (info.segment + STREAM_SUFFIX)
-    if info.status == "running":
-        info.status = "killed"
+    info.end()
     _finalize_counters(directory, info)
     if not stream.exists():
         if info.checksum is None:

@@ -77,6 +77,8 @@ class RankInfo:
         rank: Global rank.
         segment: Base name of the process's files in the trace directory.
         status: ``running``, ``complete``, or ``killed`` (ended without closing its trace).
+        flushed: Whether the process has left its process groups and recorded nothing since that is
+            not written: if it ends or is replaced by `exec`, its trace is complete.
         pid_namespace: Namespace of `pid`, since containers number their own processes; empty if
             unknown.
         host: Host name.
@@ -111,6 +113,7 @@ class RankInfo:
     host: str = ""
     clock_domain: str = ""
     status: str = "running"
+    flushed: bool = False
     level: str = "layer"
     backend: str | None = None
     device: str = "cpu"
@@ -132,6 +135,11 @@ class RankInfo:
     native_missing: str | None = None
     ended_ns: int | None = None
     exit_status: int | None = None
+
+    def end(self) -> None:
+        """Notes that the process has ended."""
+        if self.status == "running":
+            self.status = "complete" if self.flushed else "killed"
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `rank_from_json` reads back."""

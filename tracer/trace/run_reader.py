@@ -7,6 +7,7 @@ from typing import Final
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.trace.completeness import (
+    NOTHING_RECORDED,
     account_for,
     notes_on_lost_events,
     notes_on_missing_ranks,
@@ -46,7 +47,9 @@ def read_run(directory: Location) -> RunInfo:
     elif run.status == "running":
         _account_without_launcher(directory, run)
     else:
-        lost = [note for note in notes_on_lost_events(directory, run) if note not in run.notes]
+        lost = [] if run.ranks else [NOTHING_RECORDED]
+        lost += notes_on_lost_events(directory, run)
+        lost = [note for note in lost if note not in run.notes]
         run.notes += lost
         run.status = "partial" if lost or not_read else run.status
     run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
@@ -92,7 +95,7 @@ def _account_without_launcher(directory: Location, run: RunInfo) -> None:
     """Completes the record of a run whose launcher has ended, or that never had one."""
     for info in run.ranks:
         if info.status == "running" and has_died(directory, info):
-            info.status = "killed"
+            info.end()
     any_running = any(info.status == "running" for info in run.ranks)
     launcher_gone = run.launcher_pid is not None and is_gone(run.launcher_pid, run)
     if launcher_gone:

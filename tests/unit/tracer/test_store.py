@@ -17,6 +17,7 @@ from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace import event_file
 from ddltrace.tracer.trace.batch_facts import facts_metadata
+from ddltrace.tracer.trace.completeness import NOTHING_RECORDED
 from ddltrace.tracer.trace.event_file import write_events
 from ddltrace.tracer.trace.event_reader import EventReader, read_events
 from ddltrace.tracer.trace.finalize import finalize
@@ -592,3 +593,9 @@ def test_a_record_of_many_ranks_without_its_members_is_damaged(
     (tmp_path / "run.json").write_text(json.dumps({**value, "member_tables": members}))
     with pytest.raises(TraceError, match="damaged"):
         read_run(tmp_path)
+
+
+def test_a_run_without_ranks_is_never_complete(tmp_path: Path) -> None:
+    write_run(tmp_path, RunInfo(status="complete"))
+    run = read_run(tmp_path)
+    assert (run.status, run.notes) == ("partial", [NOTHING_RECORDED])

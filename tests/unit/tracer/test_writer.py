@@ -207,7 +207,7 @@ def writer_on(
         stream,  # type: ignore[arg-type]
         interval_s,
         on_fault=lambda where, error: faults.append(f"{where}: {error}"),
-        on_beat=lambda: None,
+        on_beat=lambda *, active: None,
         on_end=lambda _: None,
         watchdog=Watchdog(recorder, lambda _: None, lambda: None),
     )

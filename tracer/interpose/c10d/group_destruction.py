@@ -44,6 +44,8 @@ def _followed_by_write(
         try:
             if not group_exists():
                 context.write_now(_LIMIT_S)
+                context.record.note_flushed()
+                context.write_now(_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("destroy_process_group", error)
 
