@@ -8,6 +8,7 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, Columns, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, union
+from ddltrace.tracer.trace.schema import BUCKET
 
 _BACKWARD = "backward"  # name of the phase, and of the wait inside of it
 _STREAM_PREFIX = "stream"
@@ -37,6 +38,7 @@ class Messages:
         step: The step in whose window it starts.
         in_flight: Whether it counts as communication: if some messages execute on a device's
             streams, only these count.
+        in_bucket: Whether it carries a bucket of DistributedDataParallel.
         tensor_count: Number of tensors that each carries.
         tensors: Ids of the tensors of all messages, in order.
     """
@@ -59,6 +61,7 @@ class Messages:
     wire_bytes: IntArray
     step: IntArray
     in_flight: BoolArray
+    in_bucket: BoolArray
     tensor_count: IntArray
     tensors: IntArray
 
@@ -95,6 +98,7 @@ def read_messages(columns: Columns) -> Messages:
     tensor_count, tensors = columns.lists("tensors", rows)
     on_stream = np.array([lane.startswith(_STREAM_PREFIX) for lane in [*columns.lanes, ""]])
     executes = on_stream[columns.lane[rows]]
+    of_bucket = np.array([name.startswith(BUCKET) for name in [*columns.names, ""]])
     return Messages(
         start=start,
         end=columns.end[rows],
@@ -114,6 +118,7 @@ def read_messages(columns: Columns) -> Messages:
         wire_bytes=columns.ints("wire_bytes", rows),
         step=columns.step[rows],
         in_flight=executes if executes.any() else np.ones(len(rows), dtype=bool),
+        in_bucket=of_bucket[columns.name[rows]],
         tensor_count=tensor_count,
         tensors=tensors,
     )

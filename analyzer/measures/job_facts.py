@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 Wrapper: TypeAlias = Literal["ddp", "fsdp", "deepspeed"]
 """What exchanges the gradients of a job."""
 
-_SHARDED: Final = ("reduce_scatter",)
+_REDUCING: Final = ("all_reduce", "reduce", "reduce_scatter")
+"""Operations that exchange gradients; others carry parameters, also after gradients are ready."""
+
 _GOOD_PART: Final = 0.25
 
 
@@ -52,9 +54,11 @@ class JobFacts:
 
     Attributes:
         exchanges: Its collectives by operation, the longest transfer first.
-        sharded: Gradients go to the ranks that own them (FSDP, ZeRO): there are reduce_scatters.
+        sharded: Gradients go to the ranks that own them (FSDP, ZeRO): reduce_scatters are known to
+            carry them.
         replicated: Every rank has all gradients (DDP): all_reduces are known to carry them, and
             nothing is sharded.
+        buckets: DistributedDataParallel exchanges the gradients, in buckets.
         shares_update: Ranks exchange updated parameters in each step (ZeRO): they broadcast or
             gather a large part of the bytes that they reduce.
         element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
@@ -69,6 +73,7 @@ class JobFacts:
     exchanges: tuple[Exchange, ...] = ()
     sharded: bool = False
     replicated: bool = False
+    buckets: bool = False
     shares_update: bool = False
     element_bytes: float | None = None
     deepspeed: bool = False
@@ -83,7 +88,7 @@ class JobFacts:
             return "deepspeed"
         if self.sharded:
             return "fsdp"
-        return "ddp" if self.replicated else None
+        return "ddp" if self.replicated and self.buckets else None
 
 
 def job_facts(
@@ -128,15 +133,13 @@ def job_facts(
                 gradients=gradients,
             )
         )
-    ops = {exchange.op for exchange in exchanges if exchange.ranks > 1}
-    sharded = bool(ops & set(_SHARDED))
+    reduced = {each.op for each in exchanges if each.ranks > 1 and each.gradients}
+    sharded = "reduce_scatter" in reduced
     return JobFacts(
         exchanges=tuple(sorted(exchanges, key=lambda exchange: -exchange.transfer_us)),
         sharded=sharded,
-        replicated=not sharded
-        and any(
-            each.op == "all_reduce" and each.gradients and each.ranks > 1 for each in exchanges
-        ),
+        replicated=not sharded and "all_reduce" in reduced,
+        buckets=any(bool(scan.messages.in_bucket.any()) for scan in scans.values()),
         shares_update=_shares_update(exchanges),
         element_bytes=_element_bytes(trace, scans, joined),
         deepspeed=deepspeed,
@@ -149,12 +152,13 @@ def job_facts(
 def _gradients(scans: Mapping[int, RankScan], joined: Joined) -> BoolArray:
     """Whether each message is known to carry gradients.
 
-    It carries parameters by name, and was enqueued after the first gradient of its step was ready:
-    before, it carries the parameters themselves, as averages of local SGD do. Where gradients are
-    not recorded, a message with named parameters counts.
+    It reduces, carries parameters by name, and was enqueued after the first gradient of its step
+    was ready: before, it carries the parameters themselves, as averages of local SGD do. Where
+    gradients are not recorded, a message with named parameters counts.
     """
     messages = joined.messages
-    found = np.asarray(messages.tensor_count > 0)
+    reduces = np.array([op in _REDUCING for op in [*messages.ops, ""]])[messages.op]
+    found = np.asarray(reduces & (messages.tensor_count > 0))
     for rank, scan in scans.items():
         if not len(scan.gradient_time):
             continue
@@ -187,7 +191,7 @@ def _shares_update(exchanges: Iterable[Exchange]) -> bool:
             sent += exchange.bytes
         elif exchange.op == "all_gather":
             sent += exchange.bytes * exchange.ranks
-        elif exchange.op in ("all_reduce", "reduce", "reduce_scatter"):
+        elif exchange.op in _REDUCING:
             reduced += exchange.bytes
     return reduced > 0 and sent >= _GOOD_PART * reduced
 

@@ -47,8 +47,8 @@ def find_mismatches(trace: Trace, joined: Joined, hangs: Sequence[Hang]) -> tupl
     passed: dict[tuple[str, int | None], dict[int, Passed]] = {key: {} for key in called}
     for rank in sorted({rank for each in called.values() for rank in each}):
         wanted = {key for key, each in called.items() if rank in each}
-        for key, one in passed_by(trace.windows(rank), wanted).items():
-            passed[key][rank] = one
+        for its, one in passed_by(trace.windows(rank), wanted).items():
+            passed[its][rank] = one
     found = []
     for key, ops in called.items():
         op = ops[min(ops)]

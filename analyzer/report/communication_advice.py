@@ -50,7 +50,7 @@ _OPTIONS: Final[dict[Wrapper | None, _Options]] = {
         merge=" (DDP: a larger bucket_cap_mb)",
         split="DDP: bucket_cap_mb={megabytes:.2g}",
         halve=" (bf16_compress_hook)",
-        accumulate="no_sync) or local SGD",
+        accumulate="no_sync, or local SGD",
     ),
     "fsdp": _Options(
         keep="FSDP2: reshard_after_forward=False; FSDP: SHARD_GRAD_OP",
@@ -61,7 +61,7 @@ _OPTIONS: Final[dict[Wrapper | None, _Options]] = {
         merge=" (DeepSpeed: a larger reduce_bucket_size)",
         split="DeepSpeed: overlap_comm and a smaller reduce_bucket_size",
         halve=" (DeepSpeed: communication_data_type)",
-        accumulate="DeepSpeed: gradient_accumulation_steps)",
+        accumulate="DeepSpeed: gradient_accumulation_steps",
         keep="DeepSpeed: ZeRO stage 2, or a larger stage3_param_persistence_threshold",
         prefetch="DeepSpeed: overlap_comm and a larger stage3_prefetch_bucket_size",
     ),
@@ -140,7 +140,7 @@ def _of_exchange(
     overlap = analysis.summary.overlap_ratio
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
-    ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
+    ddp, options = _is_strategies_ddp(analysis, facts, exchange), _OPTIONS[facts.wrapper]
     by_size = "" if cost.fitted else ", by its size"
     if count >= 2 and exchange.bytes and exchange.gradients:
         each = cost.latency_us / count
@@ -153,7 +153,7 @@ def _of_exchange(
         )
     if facts.replicated and exchange.gradients and exchange.op == "all_reduce" and exchange.bytes:
         if low and cost.moving_us > cost.latency_us:
-            yield from _split(exchange, cost, scale, facts)
+            yield from _split(exchange, cost, scale, facts, ddp=ddp)
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
             unknown = ", if they are in full precision" if facts.element_bytes is None else ""
             yield Proposal(
@@ -220,7 +220,14 @@ def _of_link(
     )
 
 
-def _split(exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts) -> Iterator[Proposal]:
+def _is_strategies_ddp(analysis: Analysis, facts: JobFacts, exchange: Exchange) -> bool:
+    """Whether strategies can replace what exchanges these gradients: DDP over all ranks."""
+    return facts.wrapper == "ddp" and exchange.ranks == analysis.trace.world_size
+
+
+def _split(
+    exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts, *, ddp: bool
+) -> Iterator[Proposal]:
     """Smaller buckets: all but the last move while backward still computes."""
     count = max(exchange.count, 1.0)
     latency = cost.latency_us / count
@@ -235,10 +242,10 @@ def _split(exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts) -> It
     remaining, pieces = min(left)
     size = max(round(exchange.bytes / (count * pieces)), 1)
     megabytes = max(size / 2**20, 0.01)
-    ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
-    how = options.split.format(megabytes=megabytes)
+    options = _OPTIONS[facts.wrapper]
+    how = f" ({options.split.format(megabytes=megabytes)})" if options.split else ""
     yield Proposal(
-        f"start sending earlier, in smaller buckets of about {bytes_text(size)} ({how}): only the "
+        f"start sending earlier, in smaller buckets of about {bytes_text(size)}{how}: only the "
         "last one then follows the backward pass",
         max(cost.total_us - remaining, 0.0) * scale,
         (f"ddp:bucket_mb={megabytes:.2g}", "best_buckets", "ddp") if ddp else (),
@@ -265,10 +272,10 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         why = f"of the time of the {per_step}, {share_text(share)} is latency"
     if not (facts.replicated and main.gradients):
         return Proposal(f"a faster link, or fewer exchanges: {why}", exposed_us)
-    ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
+    ddp, options = _is_strategies_ddp(analysis, facts, main), _OPTIONS[facts.wrapper]
+    how = f" ({options.accumulate})" if options.accumulate else ""
     return Proposal(
-        "exchange gradients less often, by accumulating them over several batches "
-        f"({options.accumulate}; {why}",
+        f"exchange gradients less often, by accumulating them over several batches{how}: {why}",
         exposed_us * (1 - 1 / _PERIOD),
         (f"localsgd:period={_PERIOD}", "ddp") if ddp else (),
     )

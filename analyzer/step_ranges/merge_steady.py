@@ -414,6 +414,7 @@ def _job_facts(parts: Sequence[tuple[float, JobFacts]]) -> JobFacts:
         exchanges=tuple(sorted(exchanges, key=lambda exchange: -exchange.transfer_us)),
         sharded=sharded,
         replicated=not sharded and any(each.replicated for each in facts),
+        buckets=any(each.buckets for each in facts),
         shares_update=any(each.shares_update for each in facts),
         element_bytes=next((each.element_bytes for each in facts if each.element_bytes), None),
         deepspeed=any(each.deepspeed for each in facts),

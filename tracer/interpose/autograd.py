@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.import_hooks import after_import
-from ddltrace.tracer.record.recorder import BUCKET, PHASE_CODE
+from ddltrace.tracer.record.recorder import PHASE_CODE
+from ddltrace.tracer.trace.schema import BUCKET
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
-from ddltrace.tracer.record.recorder import BUCKET
+from ddltrace.tracer.trace.schema import BUCKET
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.patch_context import PatchContext

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddltrace.tracer.record.recorder import BUCKET
+from ddltrace.tracer.trace.schema import BUCKET
 
 if TYPE_CHECKING:
     import torch

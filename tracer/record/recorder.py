@@ -28,9 +28,6 @@ PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 _OTHER: Final = PHASE_CODE["other"]
 _MAX_SITES: Final = 1 << 18
 
-BUCKET: Final = "bucket "
-"""Prefix of the names of messages that carry a DDP bucket."""
-
 BY_TIME: Final = -1
 """Phase of a message that takes step and phase from the time at which it was enqueued."""
 

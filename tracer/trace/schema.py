@@ -51,6 +51,8 @@ OPS: Final = (
 """Public names in ``torch.distributed``; an operation outside this list keeps its own name."""
 
 P2P_OPS: Final = frozenset({"send", "recv"})
+BUCKET: Final = "bucket "
+"""Prefix of the names of messages that carry a bucket of DistributedDataParallel."""
 STATUSES: Final = ("ok", "open", "failed")
 """State of a message: completed, not completed when last seen, ended in an error."""
 

@@ -11,6 +11,7 @@ import pytest
 from ddltrace.analyzer.formatting.units import printable_words
 from ddltrace.analyzer.report import advice, communication_advice
 from ddltrace.experiments.strategy.spec import parse
+from ddltrace.tracer.trace.run_info import GroupInfo
 
 STEPS = 6
 COMMAND = ["torchrun", "--nproc-per-node", "2", "train.py"]
@@ -24,6 +25,7 @@ def _trained(
     compute=1000,
     launch_early=False,
     elements=4,
+    bucket="bucket 0",
     op_bytes=lambda op, size: {"bytes": size, "out_bytes": size},
 ):
     """Steps of two ranks: compute, messages one by one (op, bytes, transfer), update, us."""
@@ -38,8 +40,9 @@ def _trained(
             at += compute
             for op, size, transfer, *tensors in messages:
                 sent = at - compute / 2 if launch_early else at
+                named = {"name": bucket} if tensors and bucket else {}
                 message = one.message(
-                    op, sent, at + transfer, seq=seq, tensors=tensors, **op_bytes(op, size)
+                    op, sent, at + transfer, seq=seq, tensors=tensors, **op_bytes(op, size), **named
                 )
                 one.wait(at, at + transfer, message)
                 at += transfer
@@ -55,9 +58,9 @@ def _findings(analysis):
 
 
 def test_a_job_that_shards_its_gradients_is_not_told_to_shard_its_update(build):
-    analysis = _trained(
-        build(2), [("all_gather", 1 << 20, 200), ("reduce_scatter", 1 << 20, 200)], update=900
-    )
+    built = build(2)
+    scattered = ("reduce_scatter", 1 << 20, 200, built.tensor("net.weight", 1 << 20))
+    analysis = _trained(built, [("all_gather", 1 << 20, 200), scattered], update=900, bucket=None)
     proposed = _findings(analysis)["update"].advice
     assert "ZeRO" not in proposed
     assert "ZeroRedundancy" not in proposed
@@ -67,8 +70,11 @@ def test_a_job_that_shards_its_gradients_is_not_told_to_shard_its_update(build):
 
 
 def test_fsdp_that_gathers_twice_may_keep_what_it_gathered(build):
-    gathers = [("all_gather", 1 << 20, 400), ("all_gather", 1 << 20, 400)]
-    analysis = _trained(build(2), [*gathers, ("reduce_scatter", 1 << 20, 100)])
+    built = build(2)
+    tensor = built.tensor("net.weight", 1 << 20)
+    gathers = [("all_gather", 1 << 20, 400, tensor), ("all_gather", 1 << 20, 400, tensor)]
+    scatter = ("reduce_scatter", 1 << 20, 100, tensor)
+    analysis = _trained(built, [*gathers, scatter], bucket=None)
     finding = _findings(analysis)["communication"]
     assert "prefetch" in finding.advice or "reshard_after_forward" in finding.advice
     assert finding.saves_us <= analysis.savings.transfer_us
@@ -203,6 +209,130 @@ def test_a_long_command_is_tested_like_any_other():
     assert command is not None
     assert command.endswith(" ".join(words))
     assert printable_words(command) == command, "no report cuts it"
+
+
+@pytest.mark.parametrize(("size", "count"), [(10_000, 8), (10_000, 1), (64 << 20, 1)])
+def test_gradients_that_the_job_reduces_itself_are_in_no_buckets(build, size, count):
+    """A loop over the parameters that calls all_reduce on each gradient, without DDP."""
+    built = build(2)
+    messages = [("all_reduce", size, 400, built.tensor(f"t{i}", size)) for i in range(count)]
+    analysis = _trained(built, messages, bucket=None)
+    assert "communication" in _findings(analysis)
+    for word in ("DDP", "bucket_cap_mb", "no_sync", "bf16_compress_hook", "local SGD", "()", "(;"):
+        assert word not in _advice_of(analysis)
+    assert all(not finding.strategies for finding in analysis.findings)
+
+
+@pytest.mark.parametrize("launch_early", [False, True])
+def test_reduce_scatters_of_activations_are_no_fsdp(build, launch_early):
+    """Sequence parallelism gathers and scatters activations."""
+    messages = [("all_gather", 1 << 20, 400)] * 4 + [("reduce_scatter", 1 << 20, 400)] * 2
+    analysis = _trained(build(2), messages, launch_early=launch_early)
+    assert "communication" in _findings(analysis)
+    for word in ("FSDP", "reshard", "gathered parameters", "gather parameters", "gradients in"):
+        assert word not in _advice_of(analysis)
+
+
+def test_gathered_parameters_of_fsdp_are_not_merged_as_gradients(build):
+    """They are gathered again in the backward pass, when gradients are ready already."""
+    built = build(2)
+    tensors = [built.tensor(f"layers.{i}", 8_000) for i in range(4)]
+    gathers = [("all_gather", 8_000, 300, tensor) for tensor in tensors]
+    scatters = [("reduce_scatter", 8_000, 20, tensor) for tensor in tensors]
+    analysis = _trained(built, [*gathers, *gathers, *scatters], bucket=None)
+    proposed = _findings(analysis)["communication"].advice
+    assert "all_gather in each step" not in proposed
+    assert "DDP" not in proposed
+
+
+def _two_dimensional(built, *, transfer=(300, 600)):
+    """Four ranks: tensor parallelism in pairs, DDP over the two ranks with the same shard."""
+    built.groups = [
+        GroupInfo("tp", "mesh_tp", "gloo", (0, 1)),
+        GroupInfo("tp2", "mesh_tp", "gloo", (2, 3)),
+        GroupInfo("dp", "mesh_dp", "gloo", (0, 2)),
+        GroupInfo("dp2", "mesh_dp", "gloo", (1, 3)),
+    ]
+    tensor = built.tensor("net.weight", 64 << 20)
+    for rank in range(4):
+        one, at = built[rank], 0.0
+        for number in range(STEPS):
+            one.step, begin = number, at
+            one.add("phase", at, at + 1000, name="backward", phase="backward")
+            at += 1000
+            for group, size, length, more in (
+                ("tp" if rank < 2 else "tp2", 1 << 20, transfer[0], {}),
+                (
+                    "dp" if rank % 2 == 0 else "dp2",
+                    64 << 20,
+                    transfer[1],
+                    {"name": "bucket 0", "tensors": [tensor]},
+                ),
+            ):
+                message = one.message(
+                    "all_reduce", at, at + length, seq=number, group=group,
+                    bytes=size, out_bytes=size, **more,
+                )  # fmt: skip
+                one.wait(at, at + length, message)
+                at += length
+            one.add("phase", at, at + 100, name="optimizer", phase="optimizer")
+            at += 100
+            one.whole_step(number, begin, at)
+    return built.trace().analyze()
+
+
+@pytest.mark.parametrize("transfer", [(300, 600), (600, 300)])
+def test_tensor_and_data_parallel_jobs_get_advice_on_their_gradients_only(build, transfer):
+    analysis = _two_dimensional(build(4), transfer=transfer)
+    finding = _findings(analysis)["communication"]
+    assert "1.05 MB" not in finding.advice, "activations are in no bucket"
+    assert all(not each.strategies for each in analysis.findings), "they need DDP over all ranks"
+    assert all("--strategy" not in (each.command or "") for each in analysis.findings)
+
+
+def test_pipelines_are_told_of_microbatches_and_not_of_buckets(build):
+    """Two stages: activations forward, gradients of activations back, four microbatches."""
+    built = build(2)
+    for number in range(STEPS):
+        begin = number * 12_000.0
+        for rank in (0, 1):
+            built[rank].step = number
+        for part in range(4):
+            first = begin + part * 1000
+            for rank, at in ((0, first), (1, first + 1100)):
+                name = "forward"
+                built[rank].add("phase", at, at + 1000, name=name, phase=name)
+            back = begin + 5200 + part * 1000
+            for rank, at in ((1, back), (0, back + 1100)):
+                name = "backward"
+                built[rank].add("phase", at, at + 1000, name=name, phase=name)
+            for source, op, start, end in (
+                (0, "send", first + 1000, first + 1100),
+                (1, "recv", first + 1000, first + 1100),
+                (1, "send", back + 1000, back + 1100),
+                (0, "recv", back + 1000, back + 1100),
+            ):
+                sizes = {"bytes": 4096} if op == "send" else {"out_bytes": 4096}
+                built[source].message(op, start, end, peer=1 - source, **sizes)
+        for rank in (0, 1):
+            at = begin + 10_400
+            built[rank].add("phase", at, at + 100, name="optimizer", phase="optimizer")
+            built[rank].whole_step(number, begin, at + 100)
+    analysis = built.trace().analyze()
+    assert analysis.findings
+    for word in ("DDP", "bucket", "FSDP", "local SGD", "no_sync", "accumulating"):
+        assert word not in _advice_of(analysis)
+
+
+def test_findings_are_in_the_order_of_what_they_save_and_unknown_ones_last(build):
+    for compute, transfer in ((5000, 500), (500, 5000)):
+        built = build(2, f"{compute}")
+        tensor = built.tensor("net.weight", 64 << 20)
+        analysis = _trained(built, [("all_reduce", 64 << 20, transfer, tensor)], compute=compute)
+        saves = [finding.saves_us for finding in analysis.findings]
+        assert saves == sorted(saves, reverse=True)
+        largest = "compute" if compute > transfer else "communication"
+        assert analysis.findings[0].kind == largest
 
 
 def test_an_expensive_update_of_ddp_may_be_shared(build):

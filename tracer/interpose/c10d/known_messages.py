@@ -24,7 +24,6 @@ import numpy as np
 from ddltrace.tracer.interpose.c10d.arguments import name_of
 from ddltrace.tracer.native.layout import CONTROL, MESSAGE
 from ddltrace.tracer.record.recorder import (
-    BUCKET,
     BY_TIME,
     REPEAT_FIELDS,
     Launched,
@@ -33,7 +32,7 @@ from ddltrace.tracer.record.recorder import (
     or_null,
     value_of,
 )
-from ddltrace.tracer.trace.schema import OWN_FIELDS, SHARED_FIELDS
+from ddltrace.tracer.trace.schema import BUCKET, OWN_FIELDS, SHARED_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
