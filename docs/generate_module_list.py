@@ -20,6 +20,7 @@ END: Final = "<!-- end of modules -->"
 FOLDERS: Final = (
     *("tracer/launch", "tracer/bootstrap", "tracer/capture", "tracer/interpose"),
     *("tracer/interpose/c10d", "tracer/native", "tracer/naming", "tracer/timing"),
+    "tracer/connections",
     *("tracer/record", "tracer/resources", "tracer/trace", "tracer/storage", "tracer"),
     *("analyzer/importers", "analyzer/importers/chakra", "analyzer/importers/chrome"),
     *("analyzer/importers/kineto", "analyzer/importers/straggler_analysis"),

@@ -16,19 +16,20 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.asynchrony.update_server import UpdateServer
 from ddltrace.experiments.codecs.composition import compose
 from ddltrace.experiments.codecs.kernels.make_codec import make_codec
+from ddltrace.experiments.collectives.job_store import open_store
 from ddltrace.experiments.collectives.lifelines import listen
 from ddltrace.experiments.collectives.server import be_a_rank
-from ddltrace.experiments.collectives.server_processes import JOIN_SECONDS, join_group
+from ddltrace.experiments.collectives.server_processes import join_group
 from ddltrace.experiments.messages.trace_marks import mark
 from ddltrace.experiments.parent_process import end_with_parent, outlive_parent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.marks import mark_name
+from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of
 
 LONGEST_WAIT: Final = timedelta(days=30)
@@ -45,11 +46,11 @@ def main() -> None:
     # Ctrl-C reaches all processes of a terminal; the workers decide when servers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    store = _join_store(options)
+    store = open_store(options["store"], options["prefix"])
     strategy = parse(options["spec"])
     names: list[int] = options["global_ranks"]
     workers = options["workers"]
-    lines = listen(store, options["server"], workers, JOIN_SECONDS)
+    lines = listen(store, options["server"], workers, len(names) - workers, JOIN_SECONDS)
     ended = _Ended(workers)
     lines.watch(ended)
     rank = workers + options["server"]
@@ -113,15 +114,6 @@ class _Ended:
             self._server = server
             for worker, said_goodbye in self._kept:
                 server.line_ended(worker, said_goodbye)
-
-
-def _join_store(options: dict[str, Any]) -> TCPStore:
-    if options["port"] is not None:
-        return TCPStore(options["host"], options["port"], is_master=False)
-    store = TCPStore(options["host"], 0, is_master=True, wait_for_workers=False)
-    with os.fdopen(options["tell"], "w") as pipe:
-        pipe.write(f"{store.port}\n")
-    return store
 
 
 if __name__ == "__main__":

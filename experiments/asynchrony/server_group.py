@@ -1,14 +1,14 @@
 """A worker's side of the servers: starts and joins them, pushes and reads, leaves.
 
-The first server keeps the store at which all meet, so that no worker's death takes it along.
+Workers and servers meet at the job's own store. Once they are connected, they need it no more, so
+that the death of the worker that keeps it does not end the training.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import socket
+import secrets
 import subprocess
 import sys
 import threading
@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.placement import place
@@ -45,15 +44,16 @@ from ddltrace.experiments.asynchrony.wire_format import (
 )
 from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes
+from ddltrace.experiments.collectives.job_store import open_store, store_address
 from ddltrace.experiments.collectives.lifelines import connect, say_server_died
 from ddltrace.experiments.collectives.server_processes import (
-    JOIN_SECONDS,
     group_name,
     join_group,
     server_ranks,
     wait_or_kill,
 )
 from ddltrace.experiments.messages.trace_marks import carrying
+from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 
 _OF_ALL: Final = frozenset({"step", "mu_product", "eta", "ax"})
 """State of optimizers that is one number for a whole tensor."""
@@ -244,44 +244,35 @@ class ServerGroup:
         wait_or_kill(self._processes)
 
     def _join(self, workers: dist.ProcessGroup, spec: str, backend: str) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-        def options(host: str, ranks: Sequence[int]) -> dict[str, Any]:
-            return {
-                "spec": spec,
-                "workers": self._workers,
-                "backend": backend,
-                "parent": os.getpid(),
-                "host": host,
-                "global_ranks": [*dist.get_process_group_ranks(workers), *ranks],
-                "name": group_name(ranks),
-            }
-
-        address: list[Any] = [None, None, None]
+        own: list[Any] = [None, None]
         if self._rank == 0:
-            host = os.environ.get("MASTER_ADDR") if dist.get_rank() == 0 else None
-            address = [host or socket.gethostname(), None, server_ranks(self._servers)]
-            process, address[1] = _start_first({**options(address[0], address[2]), "server": 0})
-            self._processes.append(process)
-        dist.broadcast_object_list(address, group=workers, group_src=0)
-        host, port, ranks = address
-        if port is None:
-            raise RuntimeError("the first server of the parameter server did not start")
-        own = options(host, ranks)
-        self._processes += [
-            _start({**own, "port": port, "server": server})
-            for server in range(1, self._servers)
+            own = [secrets.token_hex(8), server_ranks(self._servers)]
+        dist.broadcast_object_list(own, group=workers, group_src=0)
+        prefix, ranks = own
+        options = {
+            "spec": spec,
+            "workers": self._workers,
+            "backend": backend,
+            "parent": os.getpid(),
+            "store": store_address(),
+            "prefix": prefix,
+            "global_ranks": [*dist.get_process_group_ranks(workers), *ranks],
+            "name": group_name(ranks),
+        }
+        self._processes = [
+            _start({**options, "server": server})
+            for server in range(self._servers)
             if server % self._workers == self._rank
         ]
-        store = TCPStore(host, port, is_master=False)
-        self._lines = connect(store, self._rank, self._servers, JOIN_SECONDS)
+        store = open_store(store_address(), prefix)
+        self._lines = connect(store, self._rank, self._workers, self._servers, JOIN_SECONDS)
         self._lines.watch(self._server_died)
         self._group = join_group(
             c10d.PrefixStore("group", store),
             self._rank,
             self._workers + self._servers,
-            own["global_ranks"],
-            name=own["name"],
+            options["global_ranks"],
+            name=options["name"],
             backend=backend,
             timeout=LONGEST_WAIT,
         )
@@ -403,24 +394,12 @@ class _Flight:
         self._work.wait()
 
 
-def _start_first(options: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int | None]:
-    """Starts the server that keeps the store; returns the store's port, None if it died."""
-    reading, writing = os.pipe()
-    process = _start({**options, "port": None, "tell": writing}, pass_fds=(writing,))
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        ready, _, _ = select.select([pipe], [], [], JOIN_SECONDS)
-        line = pipe.readline() if ready else ""
-    return process, int(line) if line else None
-
-
-def _start(options: dict[str, Any], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def _start(options: dict[str, Any]) -> subprocess.Popen[bytes]:
     rank = options["global_ranks"][options["workers"] + options["server"]]
     return subprocess.Popen(
         [sys.executable, "-m", "ddltrace.experiments.asynchrony.server", json.dumps(options)],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "RANK": str(rank)},
-        pass_fds=pass_fds,
         # A server must survive the death of the worker that started it.
         start_new_session=True,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -19,43 +18,19 @@ from typing import Final
 from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
-from ddltrace.experiments.transports.backends.addresses import own_address
+from ddltrace.experiments.transports.backends.meeting import meet
+from ddltrace.tracer.connections.proof import ProvenListener, connect_proven
 
-_HELLO: Final = struct.Struct("<i")
+_PURPOSE: Final = "lifeline"
 _BYE: Final = b"b"
 
 
 class ServerEnd:
     """A server's ends of the lifelines of all workers."""
 
-    def __init__(self, address: str) -> None:
-        """Begins to listen.
-
-        Args:
-            address: The IPv4 address at which workers reach this process.
-        """
-        self._listener = socket.create_server((address, 0))
-        self._lines: dict[int, socket.socket] = {}
-        self.port: int = self._listener.getsockname()[1]
-
-    def accept(self, workers: int, timeout_s: float) -> None:
-        """Waits until all workers are connected.
-
-        Args:
-            workers: Number of workers.
-            timeout_s: Longest time to wait for a worker, in seconds.
-
-        Raises:
-            OSError: A worker did not come, or went away.
-        """
-        self._listener.settimeout(timeout_s)
-        while len(self._lines) < workers:
-            line, _ = self._listener.accept()
-            line.settimeout(timeout_s)
-            (worker,) = _HELLO.unpack(_read(line, _HELLO.size))
-            line.settimeout(None)
-            self._lines[worker] = line
-        self._listener.close()
+    def __init__(self, lines: Mapping[int, socket.socket]) -> None:
+        """Takes the connection of each worker."""
+        self._lines = lines
 
     def watch(self, lost: Callable[[int, bool], None]) -> None:
         """Watches on a thread of its own.
@@ -79,22 +54,9 @@ class ServerEnd:
 class WorkerEnd:
     """A worker's ends of its lifelines to all servers."""
 
-    def __init__(self, worker: int, addresses: Mapping[int, tuple[str, int]]) -> None:
-        """Connects.
-
-        Args:
-            worker: This worker's number.
-            addresses: Address and port of each server.
-
-        Raises:
-            OSError: A server cannot be reached.
-        """
-        self._lines: dict[int, socket.socket] = {}
-        for server, address in addresses.items():
-            line = socket.create_connection(address, timeout=30.0)
-            line.settimeout(None)
-            line.sendall(_HELLO.pack(worker))
-            self._lines[server] = line
+    def __init__(self, lines: Mapping[int, socket.socket]) -> None:
+        """Takes the connection to each server."""
+        self._lines = lines
 
     def watch(self, died: Callable[[int], None]) -> None:
         """Watches on a thread of its own.
@@ -132,45 +94,58 @@ def say_server_died(server: int, servers: int) -> None:
     )
 
 
-def connect(store: Store, worker: int, servers: int, timeout_s: float) -> WorkerEnd:
-    """Connects a worker with all servers.
+def connect(store: Store, worker: int, workers: int, servers: int, timeout_s: float) -> WorkerEnd:
+    """Connects a worker with all servers. Collective of workers and servers.
 
     Args:
-        store: Store that holds the addresses of the servers.
+        store: Where workers and servers meet.
         worker: The worker's number.
+        workers: Number of workers.
         servers: Number of servers.
-        timeout_s: Longest time to wait for an address.
+        timeout_s: Longest time to wait for each other process, in seconds.
 
     Raises:
-        RuntimeError: A server did not say its address.
+        RuntimeError: A worker or a server did not come.
         OSError: A server cannot be reached.
     """
-    addresses = {}
+    timeout = timedelta(seconds=timeout_s)
+    meeting = meet(store, _PURPOSE, worker, workers + servers, timeout)
+    lines = {}
     for server in range(servers):
-        key = f"line/{server}"
-        store.wait([key], timedelta(seconds=timeout_s))
-        host, _, port = store.get(key).decode().rpartition(":")
-        addresses[server] = (host, int(port))
-    return WorkerEnd(worker, addresses)
+        store.wait([f"line/{server}"], timeout)
+        host, _, port = store.get(f"line/{server}").decode().rpartition(":")
+        lines[server] = connect_proven(
+            (host, int(port)),
+            meeting.secret,
+            f"{_PURPOSE} {server}",
+            number=worker,
+            timeout_s=timeout_s,
+        )
+    return WorkerEnd(lines)
 
 
-def listen(store: Store, server: int, workers: int, timeout_s: float) -> ServerEnd:
-    """Waits until all workers are connected with a server.
+def listen(store: Store, server: int, workers: int, servers: int, timeout_s: float) -> ServerEnd:
+    """Waits until all workers are connected with a server. Collective of workers and servers.
 
     Args:
-        store: Store in which the server sets its address.
+        store: Where workers and servers meet.
         server: The server's number.
         workers: Number of workers.
-        timeout_s: Longest time to wait for a worker, in seconds.
+        servers: Number of servers.
+        timeout_s: Longest time to wait for each other process, in seconds.
 
     Raises:
-        OSError: A worker did not come, or went away.
+        RuntimeError: A worker or a server did not come.
+        OSError: A worker did not connect.
     """
-    address = own_address()
-    lines = ServerEnd(address)
-    store.set(f"line/{server}", f"{address}:{lines.port}")
-    lines.accept(workers, timeout_s)
-    return lines
+    timeout = timedelta(seconds=timeout_s)
+    meeting = meet(store, _PURPOSE, workers + server, workers + servers, timeout)
+    listener = ProvenListener(meeting.address, meeting.secret, f"{_PURPOSE} {server}")
+    try:
+        store.set(f"line/{server}", f"{meeting.address}:{listener.port}")
+        return ServerEnd(dict(listener.accept_each(range(workers), timeout_s)))
+    finally:
+        listener.close()
 
 
 def _watch(lines: Mapping[int, socket.socket], lost: Callable[[int, bool], None]) -> None:
@@ -189,16 +164,6 @@ def _watch(lines: Mapping[int, socket.socket], lost: Callable[[int, bool], None]
                     continue
                 selector.unregister(key.fileobj)
                 lost(key.data, key.data in goodbyes)
-
-
-def _read(line: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = line.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("a worker has gone before it was connected")
-        data += piece
-    return data
 
 
 def _start(run: Callable[..., None], *arguments: object) -> None:

@@ -10,18 +10,17 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.transfers import Ownership
+from ddltrace.experiments.collectives.job_store import open_store
 from ddltrace.experiments.collectives.lifelines import listen
-from ddltrace.experiments.collectives.server_processes import END, JOIN_SECONDS, join_group
+from ddltrace.experiments.collectives.server_processes import END, join_group
 from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.plan_execution import (
     OwnRound,
@@ -29,10 +28,9 @@ from ddltrace.experiments.plan_execution import (
     launches_of,
     rounds_of,
 )
+from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.experiments.transports.entries import by_name
-
-_FOREVER: Final = timedelta(days=365)
 
 
 def main() -> None:
@@ -42,10 +40,10 @@ def main() -> None:
     # Ctrl-C reaches all processes of a terminal; the workers decide when servers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    store = TCPStore(options["host"], options["port"], is_master=False, timeout=_FOREVER)
-    rank, size = options["rank"], options["size"]
-    server = rank - (size - options["servers"])
-    listen(store, server, size - options["servers"], JOIN_SECONDS).watch(_end_with_workers)
+    store = open_store(options["store"], options["prefix"])
+    rank, size, servers = options["rank"], options["size"], options["servers"]
+    workers = size - servers
+    listen(store, rank - workers, workers, servers, JOIN_SECONDS).watch(_end_with_workers)
     if options["transport"]:
         backend_of(replace(by_name(options["backend"]), **options["transport"]))
     group = join_group(
@@ -64,7 +62,7 @@ def main() -> None:
         try:
             text = store.get(f"message/{number}").decode()
         except dist.DistError:
-            return  # the first worker has gone, and its store with it
+            return  # the store has gone, with the job
         if text == END:
             return
         tag, dtype, keys = json.loads(text)

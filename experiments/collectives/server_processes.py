@@ -1,9 +1,9 @@
 """Servers of a parameter server: processes beside the workers, and the group of both.
 
 Worker s starts server s (modulo the number of workers), so servers are spread over the hosts.
-Workers and servers meet at a store of the first worker. It also announces to the servers what
-the workers push next; the data itself is sends and receives in a group of its own, in which the
-servers come after the workers.
+Workers and servers meet at the job's own store. There the first worker also announces to the
+servers what the workers push next; the data itself is sends and receives in a group of its own, in
+which the servers come after the workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import atexit
 import itertools
 import json
 import os
-import socket
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,11 +22,12 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.transfers import Ownership
+from ddltrace.experiments.collectives.job_store import open_store, store_address
 from ddltrace.experiments.collectives.lifelines import connect, say_server_died
+from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of, registered
 from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.transports.entries import by_name
@@ -41,8 +42,6 @@ _KEPT: Final = 2048
 """Number of announcements kept in the store, more than are ever in progress."""
 _PATIENCE: Final = timedelta(minutes=5)
 _GRACE_SECONDS: Final = 10.0
-JOIN_SECONDS: Final = 120.0
-"""Longest time until workers and servers are connected."""
 
 
 def join_group(
@@ -137,20 +136,17 @@ class ServerProcesses:
         rank, size = workers.rank(), workers.size()
         self._leads = rank == 0
         self._workers = size
-        address: list[Any] = [None, None, None]
+        agreed: list[Any] = [None, None]
         if self._leads:
-            host = os.environ.get("MASTER_ADDR") if dist.get_rank() == 0 else None
-            host = host or socket.gethostname()
-            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-            address = [host, self._store.port, server_ranks(servers)]
-        dist.broadcast_object_list(address, group=workers, group_src=0)
-        if not self._leads:
-            self._store = TCPStore(address[0], address[1], is_master=False)
-        global_ranks = [*dist.get_process_group_ranks(workers), *address[2]]
-        name, backend = group_name(address[2]), dist.get_backend(workers)
+            agreed = [secrets.token_hex(8), server_ranks(servers)]
+        dist.broadcast_object_list(agreed, group=workers, group_src=0)
+        prefix, ranks = agreed
+        self._store = open_store(store_address(), prefix)
+        global_ranks = [*dist.get_process_group_ranks(workers), *ranks]
+        name, backend = group_name(ranks), dist.get_backend(workers)
         self._processes = [
             _start(
-                address,
+                prefix,
                 size + server,
                 size + servers,
                 servers=servers,
@@ -162,7 +158,7 @@ class ServerProcesses:
             if server % size == rank
         ]
         self._servers = servers
-        self._lines = connect(self._store, rank, servers, JOIN_SECONDS)
+        self._lines = connect(self._store, rank, size, servers, JOIN_SECONDS)
         self._lines.watch(self._server_died)
         self.group = join_group(
             c10d.PrefixStore("group", self._store),
@@ -202,7 +198,7 @@ class ServerProcesses:
         if self._leads:
             self._tell(next(self._numbers), END)
         wait_or_kill(self._processes)
-        # The store of the first worker must exist until all servers have ended.
+        # A store that the first worker keeps must exist until all servers have ended.
         ended = f"ended/{self.group.rank()}"
         self._store.set(ended, "1")
         if self._leads:
@@ -220,7 +216,7 @@ class ServerProcesses:
 
 
 def _start(
-    address: Sequence[Any],
+    prefix: str,
     rank: int,
     size: int,
     *,
@@ -230,8 +226,8 @@ def _start(
     backend: str,
 ) -> subprocess.Popen[bytes]:
     options = {
-        "host": address[0],
-        "port": address[1],
+        "store": store_address(),
+        "prefix": prefix,
         "rank": rank,
         "size": size,
         "servers": servers,

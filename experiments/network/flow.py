@@ -2,10 +2,12 @@
 
 Use::
 
-    flow.py receive SECONDS WARMUP   prints its port, then the bytes per second that arrived
-    flow.py send ADDRESS PORT        sends until the other end closes
-    flow.py reply                    prints its port, then returns every byte
-    flow.py ping ADDRESS PORT COUNT  prints the shortest round trip in seconds
+    flow.py receive ADDRESS SECONDS WARMUP   prints its port, then the bytes per second that arrived
+    flow.py send ADDRESS PORT                sends until the other end closes
+    flow.py reply ADDRESS                    prints its port, then returns every byte
+    flow.py ping ADDRESS PORT COUNT          prints the shortest round trip in seconds
+
+ADDRESS of a receiver is its own, in a network namespace that only the measurement uses.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import time
 _TIMEOUT_S = 30.0
 
 
-def receive(seconds: float, warmup: float) -> None:
+def receive(address: str, seconds: float, warmup: float) -> None:
     """Counts received bytes."""
-    connection = _accept()
+    connection = _accept(address)
     buffer = bytearray(1 << 20)
     start = time.monotonic()
     while time.monotonic() - start < warmup:
@@ -42,9 +44,9 @@ def send(address: str, port: int) -> None:
             return
 
 
-def reply() -> None:
+def reply(address: str) -> None:
     """Returns every byte."""
-    connection = _accept()
+    connection = _accept(address)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while data := connection.recv(1):
         connection.sendall(data)
@@ -63,8 +65,8 @@ def ping(address: str, port: int, count: int) -> None:
     print(shortest, flush=True)
 
 
-def _accept() -> socket.socket:
-    with socket.create_server(("0.0.0.0", 0)) as server:
+def _accept(address: str) -> socket.socket:
+    with socket.create_server((address, 0)) as server:
         server.settimeout(_TIMEOUT_S)
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
@@ -76,11 +78,11 @@ def main() -> None:
     """Runs the operation of the arguments."""
     what, *rest = sys.argv[1:]
     if what == "receive":
-        receive(float(rest[0]), float(rest[1]))
+        receive(rest[0], float(rest[1]), float(rest[2]))
     elif what == "send":
         send(rest[0], int(rest[1]))
     elif what == "reply":
-        reply()
+        reply(rest[0])
     else:
         ping(rest[0], int(rest[1]), int(rest[2]))
 

@@ -101,7 +101,7 @@ def check_round_trip(network: EmulatedNetwork) -> float:
     """
     with contextlib.ExitStack() as stack:
         last = len(network.hosts) - 1
-        server = stack.enter_context(_process(network, last, "reply"))
+        server = stack.enter_context(_process(network, last, "reply", network.addresses[last]))
         arguments = ("ping", network.addresses[last], _line(server), str(_PINGS))
         measured = float(_line(stack.enter_context(_process(network, 0, *arguments))))
     expected = 2 * network.topology.delay_seconds
@@ -187,7 +187,14 @@ def _measure(network: EmulatedNetwork, batch: Sequence[_Flows]) -> list[Measured
         receivers = [
             [
                 stack.enter_context(
-                    _process(network, receiver, "receive", str(_SECONDS), str(_WARMUP))
+                    _process(
+                        network,
+                        receiver,
+                        "receive",
+                        network.addresses[receiver],
+                        str(_SECONDS),
+                        str(_WARMUP),
+                    )
                 )
                 for _, receiver in flows.pairs
             ]

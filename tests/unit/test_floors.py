@@ -165,6 +165,7 @@ ORDER = {
             "output_directory",
         ),
         *(
+            "connections",
             "storage",
             "trace",
             "config",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddltrace.tracer.capture.frameworks import framework_versions
 from ddltrace.tracer.capture.overhead_probe import CostMeter
 from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.connections.proof import refused
 from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.backward_pass import BackwardPass
 from ddltrace.tracer.interpose.c10d import gloo_threads
@@ -198,6 +199,7 @@ class Session:
             info.cost = self._meter.result() if self._meter else None
         with contextlib.suppress(Exception):
             info.versions.update(framework_versions())
+        info.refused_connections = refused.count
         info.clock["writer_busy_ns"] = self._writer.busy_ns
         if self._counters is not None:
             with contextlib.suppress(Exception):

@@ -1,8 +1,10 @@
 """Exchanges timestamps with rank 0 to find the offset between its clock and this rank's.
 
-Rank 0 answers on a TCP port and publishes its addresses through the job's own store; ranks must be
-able to reach each other by TCP anyway. Everything runs on threads of the tracer, with store
-clients of their own, so that no call of the job waits for it. One exchange is
+Rank 0 answers on a TCP port of the loopback interface and, once a rank of another host asks for it,
+on one of the address at which that host reaches the job's first host. It publishes them through
+the job's own store, with the secret that each connection proves. When every rank has come, it
+listens no more. Everything runs on threads of the tracer, with store clients of their own, so that
+no call of the job waits for it. One exchange is
 
     this rank  t0 --------> t1  rank 0
                t3 <-------- t2
@@ -28,14 +30,24 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, Final, Protocol
 
+from ddltrace.tracer.connections.addresses import (
+    LOOPBACK,
+    address_of,
+    host_identity,
+    interface,
+    own_address,
+)
+from ddltrace.tracer.connections.proof import SECRET_BYTES, ProvenListener, connect_proven, shut
+from ddltrace.tracer.errors import DdltraceError
 from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.timing.clocks import clock_domain
 from ddltrace.tracer.trace.run_info import RankInfo
 
 _PREFIX: Final = "ddltrace/clock"
-_TOKEN_BYTES: Final = 16
+_PURPOSE: Final = "clock"
 _ASK: Final = struct.Struct("!Q")
 _ANSWER: Final = struct.Struct("!Qqq")
 _LAST_CALL: Final = (1 << 64) - 1
@@ -47,9 +59,10 @@ _LONG_BURST: Final = 50
 _EARLY_ROUNDS_S: Final = (1.0, 2.0, 5.0)
 _PERIOD_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 1.0
-_CONNECT_TIMEOUT_S: Final = 2.0
+_CONNECT_TIMEOUT_S: Final = 20.0
 _PUBLISH_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
+_LONGEST_POLL_S: Final = 1.0
 _LINGER_S: Final = 0.3
 _MAX_SAMPLES: Final = 512
 _READING_NS: Final = 1_000
@@ -114,12 +127,12 @@ class ClockServer(threading.Thread):
         self._info = info
         self._store: _Store | None = store
         self._fault = fault
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._listener = _listen()
+        self._secret = secrets.token_bytes(SECRET_BYTES)
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._unverified: set[socket.socket] = set()
-        self._clients: set[socket.socket] = set()
+        self._listeners = [self._listen(LOOPBACK)]
+        self._clients: dict[socket.socket, int] = {}
+        self._missing = set(range(1, info.world_size))
         self._deadline: float | None = None
 
     def run(self) -> None:
@@ -129,9 +142,9 @@ class ClockServer(threading.Thread):
                 self._publish()
                 self._serve()
             finally:
-                for connection in (*self._clients, *self._unverified):
-                    _shut(connection)
-                self._listener.close()
+                for connection in self._clients:
+                    shut(connection)
+                self._listen_no_more()
         except Exception as error:  # noqa: BLE001 - the job continues; clocks stay uncertain
             if not _is_of_ended_store(error):
                 self._fault("clock responder", error)
@@ -146,53 +159,92 @@ class ClockServer(threading.Thread):
 
     def close_after_fork(self) -> None:
         """In a forked child: closes its copies of the sockets, which belong to the parent."""
-        for open_socket in (self._listener, self._wake, self._waker, *self._clients):
+        for listener in self._listeners:
+            listener.close_after_fork()
+        for open_socket in (self._wake, self._waker, *self._clients):
             with contextlib.suppress(OSError):
                 open_socket.close()
+
+    def _listen(self, address: str) -> ProvenListener:
+        return ProvenListener(address, self._secret, _PURPOSE, selector=self._selector)
+
+    def _listen_no_more(self) -> None:
+        while self._listeners:
+            self._listeners.pop().close()
+        # This connection must not outlive the store's server, which may run in another process.
+        self._store = None
 
     def _publish(self) -> None:
         assert self._store is not None
         record = {
-            "addresses": _own_addresses(self._listener.family == socket.AF_INET6),
-            "port": self._listener.getsockname()[1],
-            "token": self._token.hex(),
+            "version": metadata.version("ddltrace"),
+            "host": host_identity(),
+            "port": self._listeners[0].port,
+            "secret": self._secret.hex(),
             "domain": self._info.clock_domain,
         }
         self._store.set(_key("rank0", self._info), json.dumps(record))
-        # This connection must not outlive the store's server, which may run in another process.
-        self._store = None
 
     def _serve(self) -> None:
         selector = self._selector
-        selector.register(self._listener, selectors.EVENT_READ)
         selector.register(self._wake, selectors.EVENT_READ)
+        pause = _POLL_S
+        began = looked = time.monotonic()
         while self._deadline is None:
-            for key, _ in selector.select():
-                self._attend(key.fileobj)  # type: ignore[arg-type]
+            waits = [listener.patience_s() for listener in self._listeners]
+            if self._store is not None:
+                waits.append(pause)
+            for key, _ in selector.select(min((w for w in waits if w is not None), default=None)):
+                if isinstance(key.data, ProvenListener):
+                    key.data.attend(key.fileobj)  # type: ignore[arg-type]
+                elif key.fileobj in self._clients:
+                    self._answer(key.fileobj)
+            self._welcome()
+            now = time.monotonic()
+            if self._store is not None and now - looked >= pause:
+                self._look_for_other_hosts(now - began)
+                looked, pause = now, min(1.5 * pause, _LONGEST_POLL_S)
         selector.unregister(self._wake)
+        self._listen_no_more()
         for asker in list(self._clients):
             self._send(asker, _ANSWER.pack(_LAST_CALL, 0, 0))
         while self._clients and (left := self._deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                self._attend(key.fileobj)  # type: ignore[arg-type]
+                self._answer(key.fileobj)  # type: ignore[arg-type]
 
-    def _attend(self, ready: socket.socket) -> None:
-        if ready is self._listener:
-            with contextlib.suppress(OSError):
-                connection, _ = ready.accept()
+    def _welcome(self) -> None:
+        """Takes the connections that are proven by now."""
+        for listener in self._listeners:
+            listener.expire()
+            for rank, connection in listener.taken():
                 connection.settimeout(_ANSWER_TIMEOUT_S)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._unverified.add(connection)
+                self._clients[connection] = rank
                 self._selector.register(connection, selectors.EVENT_READ)
-        elif ready in self._clients:
-            self._answer(ready)
-        elif ready in self._unverified:
-            self._unverified.discard(ready)
-            # A request is sent in one piece: anything shorter is not a request.
-            if secrets.compare_digest(_receive(ready, _TOKEN_BYTES), self._token):
-                self._clients.add(ready)
-            else:
-                self._drop(ready)
+
+    def _look_for_other_hosts(self, waited_s: float) -> None:
+        """Listens for the other hosts if a rank on one of them has asked for it."""
+        assert self._store is not None
+        elsewhere = _key("elsewhere", self._info)
+        try:
+            if self._store.check([elsewhere]):
+                listener = self._listen_at(self._store.get(elsewhere).decode())
+                self._listeners.append(listener)
+                self._store.set(_key("rank0/elsewhere", self._info), json.dumps(listener.place))
+                self._store = None
+            elif waited_s > _PUBLISH_TIMEOUT_S:
+                self._store = None
+        except Exception as error:
+            if not _is_of_ended_store(error):
+                raise
+            self._store = None
+
+    def _listen_at(self, reached: str) -> ProvenListener:
+        """Listens at the interface that the job chose, else where other hosts reach this one."""
+        if interface() is None and reached:
+            # It may resolve to another address there, such as one that a router translates.
+            with contextlib.suppress(OSError):
+                return self._listen(reached)
+        return self._listen(own_address())
 
     def _answer(self, asker: socket.socket) -> None:
         question = _receive(asker, _ASK.size)
@@ -202,6 +254,9 @@ class ClockServer(threading.Thread):
             return
         (number,) = _ASK.unpack(question)
         self._send(asker, _ANSWER.pack(number, received, time.monotonic_ns()))
+        self._missing.discard(self._clients.get(asker, 0))
+        if not self._missing:
+            self._listen_no_more()
 
     def _send(self, asker: socket.socket, answer: bytes) -> None:
         try:
@@ -210,10 +265,9 @@ class ClockServer(threading.Thread):
             self._drop(asker)
 
     def _drop(self, connection: socket.socket) -> None:
-        self._clients.discard(connection)
-        self._unverified.discard(connection)
+        del self._clients[connection]
         self._selector.unregister(connection)
-        _shut(connection)
+        shut(connection)
 
 
 class ClockClient(threading.Thread):
@@ -238,6 +292,7 @@ class ClockClient(threading.Thread):
         self._wake, self._waker = socket.socketpair()
         self._connection: socket.socket | None = None
         self._record: dict[str, Any] = {}
+        self._place = ("", 0)
         info.clock["samples"] = self._samples
 
     def run(self) -> None:
@@ -248,7 +303,7 @@ class ClockClient(threading.Thread):
                     self._rounds()
             finally:
                 if self._connection is not None:
-                    _shut(self._connection)
+                    shut(self._connection)
         except Exception as error:  # noqa: BLE001 - the job continues; clocks stay uncertain
             if not _is_of_ended_store(error):
                 self._fault("clock exchange", error)
@@ -274,17 +329,38 @@ class ClockClient(threading.Thread):
     def _find(self) -> bool:
         """Waits until rank 0 has published its addresses."""
         assert self._store is not None
-        key = _key("rank0", self._info)
+        record = self._wait_for("rank0")
+        if record is None:
+            return False
+        own = metadata.version("ddltrace")
+        if record.get("version") != own:
+            raise DdltraceError(
+                f"rank 0 has another version of ddltrace than this rank, {own}: install the same "
+                "version for all ranks"
+            )
+        self._record = record
+        self._place = (LOOPBACK, int(record["port"]))
+        if record["host"] != host_identity():
+            self._store.set(_key("elsewhere", self._info), _address_of_first_host(self._store))
+            place = self._wait_for("rank0/elsewhere")
+            if place is None:
+                return False
+            self._place = (str(place[0]), int(place[1]))
+        leads = self._info.clock_domain != record["domain"] and self._is_first()
+        self._store = None
+        self._record["leads"] = leads
+        return True
+
+    def _wait_for(self, name: str) -> Any:
+        """Waits until rank 0 has published something; None if it does not."""
+        assert self._store is not None
+        key = _key(name, self._info)
         deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
         # Polled: PyTorch prints a warning when a `get` times out.
         while not self._store.check([key]):
             if self._pause(_POLL_S) or time.monotonic() > deadline:
-                return False
-        self._record = json.loads(self._store.get(key))
-        leads = self._info.clock_domain != self._record["domain"] and self._is_first()
-        self._store = None
-        self._record["leads"] = leads
-        return True
+                return None
+        return json.loads(self._store.get(key))
 
     def _is_first(self) -> bool:
         """Whether this is the first rank of its clock, which continues to exchange."""
@@ -293,26 +369,19 @@ class ClockClient(threading.Thread):
         return self._store.add(_key(f"leader/{domain}", self._info), 1) == 1
 
     def _connect(self) -> bool:
-        for address in self._record["addresses"]:
-            if self._stopping.is_set():
-                return False
-            place = (str(address), int(self._record["port"]))
-            connection: socket.socket | None = None
-            try:
-                connection = socket.create_connection(place, _CONNECT_TIMEOUT_S)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.settimeout(_ANSWER_TIMEOUT_S)
-                connection.sendall(bytes.fromhex(self._record["token"]))
-                self._connection = connection
-                # Only rank 0 answers correctly: another program at that address does not.
-                if self._ask() is not None:
-                    return True
-            except OSError:
-                pass
-            self._connection = None
-            if connection is not None:
-                _shut(connection)
-        return False
+        try:
+            self._connection = connect_proven(
+                self._place,
+                bytes.fromhex(self._record["secret"]),
+                _PURPOSE,
+                number=self._info.rank,
+                timeout_s=_CONNECT_TIMEOUT_S,
+            )
+        except OSError:
+            return False  # rank 0 has ended
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.settimeout(_ANSWER_TIMEOUT_S)
+        return True
 
     def _rounds(self) -> None:
         if not self._burst():
@@ -428,6 +497,14 @@ def _own_client() -> _Store | None:
     return client
 
 
+def _address_of_first_host(store: Any) -> str:
+    """The numeric address at which this host reaches the job's first; empty if it is not known."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    name = os.environ.get("MASTER_ADDR") or getattr(store, "host", None)
+    return address_of(str(name)) if name else ""
+
+
 def _is_of_ended_store(error: Exception) -> bool:
     """Whether the store's server has ended, as in jobs that are over before their ranks meet."""
     import torch.distributed as dist
@@ -437,53 +514,6 @@ def _is_of_ended_store(error: Exception) -> bool:
 
 def _key(name: str, info: RankInfo) -> str:
     return f"{_PREFIX}/{info.attempt}/{name}"
-
-
-def _listen() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("::", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-            )
-    return socket.create_server(("0.0.0.0", 0), backlog=1024)
-
-
-def _own_addresses(ipv6: bool) -> list[str]:
-    """Addresses at which other ranks may reach this host, the most likely first."""
-    found = [*_ipv4_of_interfaces(), *(_ipv6_of_interfaces() if ipv6 else [])]
-    with contextlib.suppress(OSError):
-        kind = socket.SOCK_STREAM
-        found += [str(a[4][0]) for a in socket.getaddrinfo(socket.gethostname(), None, type=kind)]
-    loopback = [a for a in found if a.startswith("127.") or a == "::1"]
-    others = [a for a in found if a not in loopback]
-    return list(dict.fromkeys([*others, *loopback, "127.0.0.1"]))
-
-
-def _ipv4_of_interfaces() -> list[str]:
-    try:
-        import fcntl
-    except ImportError:
-        return []
-    addresses = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name[:15].encode())
-            with contextlib.suppress(OSError):  # the interface has no such address
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-                addresses.append(socket.inet_ntoa(answer[20:24]))
-    return addresses
-
-
-def _ipv6_of_interfaces() -> list[str]:
-    try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return []
-    # Columns: address, interface, prefix length, scope (00 is global), flags, name.
-    return [
-        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[3] == "00"
-    ]
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -498,11 +528,3 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     except OSError:
         pass
     return received
-
-
-def _shut(connection: socket.socket) -> None:
-    # A forked child of the job may hold the descriptor, too: closing this copy alone does not
-    # end the connection.
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

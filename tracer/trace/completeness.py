@@ -46,6 +46,13 @@ def account_for(directory: Location, run: RunInfo) -> None:
             run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
     run.status = "partial" if run.notes else "complete"
     run.notes += _notes_on_recording_in_python(run)
+    # Nothing is missing because of them, but somebody has tried.
+    run.notes += [
+        f"rank {info.rank}: {info.refused_connections} connections from outside of the job, which "
+        "did not prove its secret, were refused"
+        for info in run.ranks
+        if info.refused_connections
+    ]
 
 
 def _notes_on_recording_in_python(run: RunInfo) -> list[str]:

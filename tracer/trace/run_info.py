@@ -91,6 +91,7 @@ class RankInfo:
         counters_dropped: Readings of counters that could not be written.
         dropped: Events that did not fit in the bounded buffer.
         lost_bytes: Bytes at the stream's end that could not be read.
+        refused_connections: Connections to the process that did not prove the job's secret.
         errors: Faults inside the tracer, one line each.
         cost: Overhead of recording, measured in the job: `ratio` of step times with and without
             recording, its 95 % interval `low` to `high`, and `steps` on each side.
@@ -128,6 +129,7 @@ class RankInfo:
     counters_dropped: int = 0
     dropped: int = 0
     lost_bytes: int = 0
+    refused_connections: int = 0
     errors: list[str] = field(default_factory=list)
     silence: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
@@ -299,6 +301,7 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
     for number in (
         *(info.attempt, info.dropped, info.lost_bytes, info.checksum or 0),
         *(info.counters or 0, info.counters_checksum or 0, info.counters_dropped),
+        info.refused_connections,
     ):
         if type(number) is not int or not 0 <= number <= _MAX_COUNT:
             raise ValueError(f"count {number!r:.40}")

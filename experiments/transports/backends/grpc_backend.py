@@ -1,4 +1,10 @@
-"""The backend ``grpc``: one client stream to each other rank."""
+"""The backend ``grpc``: one client stream to each other rank.
+
+Each two ranks first prove the job's secret on a connection of their own, over which they tell each
+other their ports. The metadata of a stream holds the token that the secret gives for its direction;
+the first stream with it is read, others are refused before anything of them is. When all are there,
+nobody else can connect.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +21,17 @@ import grpc
 import torch
 from torch._C._distributed_c10d import Store
 
-from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
+from ddltrace.experiments.transports.backends.listening import admit_nobody
 from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes
+from ddltrace.experiments.transports.backends.meeting import (
+    JOIN_SECONDS,
+    connect_all,
+    exchange_lines,
+)
 from ddltrace.experiments.transports.backends.messaging import MessagingGroup
+from ddltrace.tracer.connections.proof import refused, shut, token
 
 _HEADER: Final = struct.Struct("<ii")
-_FIRST: Final = struct.Struct("<i")
 _GRACE_S: Final = 5.0
 """Time limit for closing connections; gRPC prints a line for each aborted one."""
 _SERVICE: Final = "ddltrace.Messages"
@@ -29,7 +40,9 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 3000),
 )
+_TOKEN: Final = "ddltrace-token"
 
 
 class _DaemonThreads(Executor):
@@ -65,24 +78,38 @@ class GrpcGroup(MessagingGroup):
         super().__init__("grpc", rank, size, timeout)
         self._mailbox = Mailbox()
         self._said_bye = threading.Semaphore(0)
+        self._came = threading.Semaphore(0)
+        meeting, lines = connect_all(store, "grpc", rank, size, timeout=timeout)
+        self._expected = {
+            token(meeting.secret, f"grpc {peer} {rank}"): peer for peer in self._others()
+        }
         self._server = grpc.server(_DaemonThreads(), options=_OPTIONS)
         handler = grpc.stream_unary_rpc_method_handler(self._deliver)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),)
         )
-        host = own_address()
-        port = self._server.add_insecure_port(f"{host}:0")
+        port = self._server.add_insecure_port(f"{meeting.address}:0")
         self._server.start()
-        addresses = exchange_addresses(store, "grpc", rank, size, f"{host}:{port}")
+        own = f"{meeting.address}:{port}"
+        places = exchange_lines(lines, dict.fromkeys(lines, own))
         self._outgoing: dict[int, queue.SimpleQueue[bytes | None]] = {}
         self._channels: list[grpc.Channel] = []
         self._calls: list[Any] = []
-        for peer in self._others():
+        for peer, place in places.items():
             self._outgoing[peer] = queue.SimpleQueue()
-            channel = grpc.insecure_channel(addresses[peer], options=_OPTIONS)
+            channel = grpc.insecure_channel(place, options=_OPTIONS)
             call = channel.stream_unary(f"/{_SERVICE}/{_METHOD}")
+            proof = ((_TOKEN, token(meeting.secret, f"grpc {rank} {peer}")),)
             self._channels.append(channel)
-            self._calls.append(call.future(self._requests(peer), wait_for_ready=True))
+            self._calls.append(
+                call.future(self._requests(peer), metadata=proof, wait_for_ready=True)
+            )
+        for _ in places:
+            if not self._came.acquire(timeout=JOIN_SECONDS):
+                raise RuntimeError(f"a rank did not connect within {JOIN_SECONDS:g} s")
+        admit_nobody({port})
+        for peer in places:
+            shut(lines[peer][0])
 
     def send_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
         """Copies the tensor into the stream's queue, so that it may change immediately."""
@@ -108,22 +135,25 @@ class GrpcGroup(MessagingGroup):
         self._server.stop(_GRACE_S).wait()
 
     def _requests(self, peer: int) -> Iterator[bytes]:
-        yield _FIRST.pack(self._me)
         while (request := self._outgoing[peer].get()) is not None:
             yield request
 
     def _deliver(self, requests: Iterator[bytes], context: Any) -> bytes:
-        del context
-        peer = None
+        given = dict(context.invocation_metadata()).get(_TOKEN)
+        # Tokens are random: that looking one up takes a time of its own says nothing of others.
+        peer = self._expected.pop(str(given), None)
+        if peer is None:
+            refused.add()
+            context.set_code(grpc.StatusCode.UNAUTHENTICATED)
+            return b""
+        self._came.release()
         reason = "has ended its group"
         try:
-            (peer,) = _FIRST.unpack(next(requests))
             for request in requests:
                 channel, tag = _HEADER.unpack_from(request)
                 self._mailbox.deliver(Key(peer, channel, tag), memoryview(request)[_HEADER.size :])
         except Exception as error:  # noqa: BLE001 - the stream broke: raised where the job waits
             reason = f"is not reachable any more: {error}"
-        if peer is not None:
-            self._mailbox.lose(peer, f"rank {peer} {reason}")
-            self._said_bye.release()
+        self._mailbox.lose(peer, f"rank {peer} {reason}")
+        self._said_bye.release()
         return b""

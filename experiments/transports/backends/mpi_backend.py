@@ -1,4 +1,8 @@
-"""The backends ``mpi`` and ``ucx``: mpi4py over MPICH, in a job that MPI did not start."""
+"""The backends ``mpi`` and ``ucx``: mpi4py over MPICH, in a job that MPI did not start.
+
+MPICH's own connections prove nothing. So each two ranks send each other a message as soon as MPI is
+initialized, which connects them, and then nobody else is admitted.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
+from ddltrace.experiments.transports.backends import pmi_server
+from ddltrace.experiments.transports.backends.listening import admit_nobody, listening_ports
 from ddltrace.experiments.transports.backends.mailbox import Future, as_bytes, fail
+from ddltrace.experiments.transports.backends.meeting import (
+    JOIN_SECONDS,
+    Meeting,
+    exchange,
+    meet,
+)
 from ddltrace.experiments.transports.backends.messaging import COLLECTIVE, MessagingGroup
+from ddltrace.experiments.transports.transport import Transport
+from ddltrace.tracer.connections.addresses import interface_of
+from ddltrace.tracer.connections.proof import connect_proven
 from ddltrace.tracer.errors import MissingCapabilityError
 
-_SERVER: Final = Path(__file__).with_name("pmi_server.py")
 _CHANNEL_BIT: Final = 1 << 20
 _TAGS: Final = _CHANNEL_BIT - 1
 _SPIN_S: Final = 0.0005
@@ -76,38 +87,30 @@ class MpiGroup(MessagingGroup):
     """
 
     def __init__(
-        self,
-        name: str,
-        store: Store,
-        rank: int,
-        size: int,
-        *,
-        timeout: timedelta,
-        environment: Mapping[str, str],
+        self, transport: Transport, store: Store, rank: int, size: int, timeout: timedelta
     ) -> None:
         """Initializes MPI if this is the first group, and makes a communicator. Collective.
 
         Args:
-            name: The transport.
+            transport: The transport.
             store: Store of the group.
             rank: This rank.
             size: Number of ranks, which is that of the whole job.
             timeout: Longest time to wait for one operation.
-            environment: Variables that MPICH reads when it initializes.
 
         Raises:
             MissingCapabilityError: The group is only a part of the job's ranks, or MPI has been
                 initialized for another transport.
         """
-        super().__init__(name, rank, size, timeout)
-        world = _initialize(name, store, rank, size, environment)
+        super().__init__(transport.name, rank, size, timeout)
+        world = _initialize(transport, store, rank, size, timeout)
         self._mpi = world.mpi
         self._lost = world.lost
         # Groups are made in the same order on all ranks, so a copy of the whole is collective.
         self._communicator = world.mpi.COMM_WORLD.Dup()
         self._posted: queue.SimpleQueue[_Posted | None] = queue.SimpleQueue()
         self._progress_thread = threading.Thread(
-            target=self._progress, name=f"ddltrace-{name}-progress", daemon=True
+            target=self._progress, name=f"ddltrace-{transport.name}-progress", daemon=True
         )
         self._progress_thread.start()
 
@@ -187,14 +190,15 @@ class MpiGroup(MessagingGroup):
 
 
 def _initialize(
-    name: str, store: Store, rank: int, size: int, environment: Mapping[str, str]
+    transport: Transport, store: Store, rank: int, size: int, timeout: timedelta
 ) -> _World:
+    name = transport.name
     if size != dist.get_world_size() and dist.is_initialized():
         raise MissingCapabilityError(
             f"the transport {name} needs all ranks of the job in each group, not {size} of them"
         )
     if not _worlds:
-        _worlds.append(_start(name, store, rank, size, environment))
+        _worlds.append(_start(transport, store, rank, size, timeout))
     (world,) = _worlds
     if world.transport != name:
         raise MissingCapabilityError(
@@ -204,33 +208,30 @@ def _initialize(
     return world
 
 
-def _start(name: str, store: Store, rank: int, size: int, environment: Mapping[str, str]) -> _World:
-    server = None
-    own = ""
-    if rank == 0:
-        address = own_address()
-        server = subprocess.Popen(
-            # It needs the standard library only; a tracer in site-packages stays out of it.
-            [sys.executable, "-I", "-S", str(_SERVER), address, str(size)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
+def _start(transport: Transport, store: Store, rank: int, size: int, timeout: timedelta) -> _World:
+    name = transport.name
+    meeting = meet(store, name, rank, size, timeout)
+    server, own = _start_server(name, meeting, size) if rank == 0 else (None, "")
+    address, _, port = exchange(store, name, rank, size, own)[0].rpartition(":")
+
+    def connect(number: int) -> socket.socket:
+        return connect_proven(
+            (address, int(port)),
+            meeting.secret,
+            pmi_server.PURPOSE,
+            number=number,
+            timeout_s=JOIN_SECONDS,
         )
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        if not port:
-            raise MissingCapabilityError(
-                f"the process manager of the transport {name} did not start: status {server.wait()}"
-            )
-        own = f"{address}:{port}"
-    manager = exchange_addresses(store, name, rank, size, own)[0]
-    pmi = {"PMI_PORT": manager, "PMI_ID": str(rank), "PMI_RANK": str(rank), "PMI_SIZE": str(size)}
-    os.environ.update({**environment, **pmi})
+
+    pmi = {"PMI_FD": str(connect(rank).detach()), "PMI_RANK": str(rank), "PMI_SIZE": str(size)}
+    os.environ.update({**transport.environment(interface_of(meeting.address)), **pmi})
     import mpi4py
 
     # Finalizing waits for all ranks: after an error that would hang.
     mpi4py.rc.finalize = False
+    before = listening_ports()
     try:
+        # No other thread opens a socket: this one has the interpreter's lock meanwhile.
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingCapabilityError(
@@ -239,17 +240,41 @@ def _start(name: str, store: Store, rank: int, size: int, environment: Mapping[s
     finally:
         for variable in pmi:  # children of the job are no ranks of this MPI
             del os.environ[variable]
-    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+    of_mpi = listening_ports() - before
+    world = MPI.COMM_WORLD
+    world.Set_errhandler(MPI.ERRORS_RETURN)
+    world.Alltoall(bytes(size), bytearray(size))
+    world.Barrier()
+    admit_nobody(of_mpi)
     lost: set[int] = set()
-    watch = _watch(manager, rank, lost)
+    watch = connect(size + rank)
+    _watch(watch, lost)
     return _World(name, size, MPI, server, lost, watch)
 
 
-def _watch(manager: str, rank: int, lost: set[int]) -> socket.socket:
+def _start_server(name: str, meeting: Meeting, size: int) -> tuple[subprocess.Popen[str], str]:
+    """Starts the process manager; returns it with its address and port."""
+    server = subprocess.Popen(
+        # Isolated, so that a tracer on the job's path stays out of it.
+        [sys.executable, "-I", "-m", pmi_server.__name__, meeting.address, str(size)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(f"{meeting.secret.hex()}\n")
+    server.stdin.close()
+    port = server.stdout.readline().strip()
+    if not port:
+        raise MissingCapabilityError(
+            f"the process manager of the transport {name} did not start: status {server.wait()}"
+        )
+    return server, f"{meeting.address}:{port}"
+
+
+def _watch(connection: socket.socket, lost: set[int]) -> None:
     """Records ended ranks, as reported by the process manager."""
-    address, _, port = manager.rpartition(":")
-    connection = socket.create_connection((address, int(port)))
-    connection.sendall(f"cmd=watch rank={rank}\n".encode())
 
     def listen() -> None:
         with connection.makefile("r", encoding="utf-8") as lines, contextlib.suppress(OSError):
@@ -258,4 +283,3 @@ def _watch(manager: str, rank: int, lost: set[int]) -> socket.socket:
         lost.add(0)  # the process manager ends with rank 0
 
     threading.Thread(target=listen, name="ddltrace-mpi-watch", daemon=True).start()
-    return connection

@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ddltrace.experiments.transports.backends.addresses import interface
 from ddltrace.experiments.transports.gloo import Gloo
 from ddltrace.experiments.transports.grpc import Grpc
 from ddltrace.experiments.transports.mpi import Mpi
@@ -110,5 +109,4 @@ def _create_unpaced(
     assert isinstance(transport, Mpi | Ucx)
     from ddltrace.experiments.transports.backends.mpi_backend import MpiGroup
 
-    environment = transport.environment(interface())
-    return MpiGroup(transport.name, store, rank, size, timeout=timeout, environment=environment)
+    return MpiGroup(transport, store, rank, size, timeout)

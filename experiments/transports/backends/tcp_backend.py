@@ -15,13 +15,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch._C._distributed_c10d import Store
 
-from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
 from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes, fail
+from ddltrace.experiments.transports.backends.meeting import connect_all
 from ddltrace.experiments.transports.backends.messaging import MessagingGroup
 from ddltrace.experiments.transports.tcp import Tcp
 from ddltrace.tracer.errors import MissingCapabilityError
 
-_HELLO: Final = struct.Struct("<ii")
 _FRAME: Final = struct.Struct("<iiqqqq")
 """Channel, tag, number of the message, its bytes, first byte and bytes of this part."""
 _BYE: Final = -1
@@ -132,11 +131,20 @@ class TcpGroup(MessagingGroup):
         self._locks = {peer: threading.Lock() for peer in self._others()}
         self._outgoing: dict[int, list[queue.SimpleQueue[_Part | None]]] = {}
         self._threads: list[threading.Thread] = []
-        sockets = self._connect(store, rank, size)
+        _, sockets = connect_all(
+            store,
+            "tcp",
+            rank,
+            size,
+            timeout=timeout,
+            each=transport.connections,
+            prepare=self._set_options,
+        )
         for peer, lines in sockets.items():
             incoming = _Incoming(self._mailbox, peer)
             self._outgoing[peer] = [queue.SimpleQueue() for _ in lines]
             for line, waiting in zip(lines, self._outgoing[peer], strict=True):
+                self._set_options(line)
                 self._start(self._send_all, line, waiting)
                 self._start(self._receive_all_from, line, peer, incoming)
 
@@ -165,35 +173,6 @@ class TcpGroup(MessagingGroup):
                 waiting.put(None)
         for thread in self._threads:
             thread.join()
-
-    def _connect(self, store: Store, rank: int, size: int) -> dict[int, list[socket.socket]]:
-        """The connections to each other rank: the higher rank of two connects to the lower."""
-        each = self._options.connections
-        host = own_address()
-        listener = socket.socket()
-        self._set_options(listener)
-        listener.bind((host, 0))
-        listener.listen(size * each)
-        port = listener.getsockname()[1]
-        addresses = exchange_addresses(store, "tcp", rank, size, f"{host}:{port}")
-        found: dict[int, list[Any]] = {peer: [None] * each for peer in self._others()}
-        for peer in range(rank):
-            peer_host, _, peer_port = addresses[peer].rpartition(":")
-            for index in range(each):
-                line = socket.socket()
-                self._set_options(line)
-                line.connect((peer_host, int(peer_port)))
-                line.sendall(_HELLO.pack(rank, index))
-                found[peer][index] = line
-        for _ in range((size - 1 - rank) * each):
-            line, _ = listener.accept()
-            self._set_options(line)
-            hello = bytearray(_HELLO.size)
-            _fill(line, memoryview(hello))
-            peer, index = _HELLO.unpack(hello)
-            found[peer][index] = line
-        listener.close()
-        return found
 
     def _set_options(self, line: socket.socket) -> None:
         options = self._options
