@@ -520,6 +520,8 @@ def _secure(app: dash.Dash) -> None:
         response.headers["Content-Security-Policy"] = policy
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
+        # Servers of others on other ports of this machine count as the same site.
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         return response
 
     app.server.after_request(add_headers)

@@ -134,7 +134,8 @@ def _lasting(headers: Any) -> list[tuple[str, str]]:
     return [
         (name, value)
         for name, value in headers.items()
-        if name == "Content-Type" or name.startswith(("Content-Security", "X-", "Referrer"))
+        if name == "Content-Type"
+        or name.startswith(("Content-Security", "X-", "Referrer", "Cross-"))
     ]
 
 
