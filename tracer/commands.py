@@ -49,7 +49,7 @@ Examples:
   ddltrace run -o first-trace --level comm -- python -m torch.distributed.run train.py
   ddltrace run -o s3://bucket/run -- torchrun --nproc-per-node 2 train.py
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
-  mpirun -n 4 ddltrace run -o trace -- python train.py
+  mpirun -n 4 ddltrace run --from-mpi -o trace -- python train.py
   ddltrace run --dashboard -- torchrun --nproc-per-node 2 train.py
   ddltrace run --strategy p3 --steps 100 -- torchrun --nproc-per-node 2 train.py
   sudo ddltrace run --hosts 4 --bandwidth 400mbit -- python train.py
@@ -135,6 +135,12 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     help="Name of this launcher, if the job has several: write to DIR/part-NAME.  "
     "[default: derived from torchrun's --nnodes or the variables of mpirun, srun, ...]",
 )
+@click.option(
+    "--from-mpi",
+    is_flag=True,
+    help="Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which PyTorch needs, from "
+    "the variables of the mpirun or srun that starts this for each rank.",
+)
 @host_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0917 - click passes one argument for each option
@@ -150,6 +156,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     force: bool,
     keep_command: bool,
     part: str | None,
+    from_mpi: bool,
     command: tuple[str, ...],
     **cluster: Any,
 ) -> int:
@@ -161,6 +168,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     from ddltrace.tracer.launch.dashboard_server import dashboard_beside
     from ddltrace.tracer.launch.launcher import keep_owner_access, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
+    from ddltrace.tracer.launch.mpi_ranks import torch_variables
     from ddltrace.tracer.trace.trace_parts import Part, part_name, part_of_job
 
     if dashboard:
@@ -173,6 +181,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     uses_plugin = strategy is not None or steps is not None or bool(slow)
     if uses_plugin:
         importlib.import_module(_STRATEGY_PLUGIN).check(plugin_options)
+    if from_mpi:
+        os.environ.update(torch_variables(os.environ))
     umask = keep_owner_access()
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
     whole = _local_directory(output, found)

@@ -46,17 +46,20 @@ _CLOCKS_DIFFER_S: Final = 60
 
 _TORCHRUN_NAMES: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
-# Environment variables of launchers for the number of tasks and the index of this task.
-_TASK_VARIABLES: Final = (
+TASK_VARIABLES: Final = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("PMI_SIZE", "PMI_RANK"),
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     ("PALS_SIZE", "PALS_RANKID"),
     ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    # After those of mpirun: Slurm may have started its helpers, one for each node.
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("WORLD_SIZE", "RANK"),
 )
-_JOB_VARIABLES: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPACE", "PET_RDZV_ID")
+"""Environment variables of launchers for the number of tasks and the index of this task."""
+
+JOB_VARIABLES: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPACE", "PET_RDZV_ID")
+"""Environment variables of launchers for the name of the job."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def part_of_job(command: Sequence[str], environment: dict[str, str]) -> Part | N
     Returns:
         The launcher's part; None if it appears to be the only launcher.
     """
-    job = next((environment[name] for name in _JOB_VARIABLES if environment.get(name)), None)
-    for size, number in _TASK_VARIABLES:
+    job = next((environment[name] for name in JOB_VARIABLES if environment.get(name)), None)
+    for size, number in TASK_VARIABLES:
         tasks, task = environment.get(size, ""), environment.get(number, "")
         if tasks.isdigit() and task.isdigit() and int(tasks) > 1:
             return Part(f"{int(task):05d}", job)
