@@ -1,10 +1,11 @@
 """Measures the accuracy of the digits CNN under every lossy technique, compared with plain DDP.
 
-Four simulated ranks (`simulated_ranks.py`) train the same model from the same seeds, each technique
-with the optimizer of its paper. The learning rate of every technique, plain DDP among them, is the
-best of one grid for each kind of optimizer, by the accuracy on separate seeds; then five other
-seeds are trained, and the technique is compared with plain DDP seed by seed. With `--most-seeds N`,
-a technique that is still undecided gets N seeds. A technique is
+Four simulated ranks (`simulated_ranks.py`) train the same model from the same seeds. Every
+technique is judged with the same optimizers and with the same learning rates, plain DDP among them:
+its rate with an optimizer is the best of one grid, by the accuracy on separate seeds; then five
+other seeds are trained, and the technique is compared with plain DDP with the same optimizer, seed
+by seed. With `--most-seeds N`, a technique that is still undecided gets N seeds. A technique with
+an optimizer is
 
 * within 1 % if the 95 % interval of its mean difference in accuracy lies above -1 percentage point,
 * a miss if the interval lies below -1 percentage point,
@@ -21,12 +22,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import itertools
 import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,20 +37,36 @@ import scipy.stats
 import torch
 from simulated_training import Replica, train
 
+from ddltrace.experiments.strategy.job_checks import refused_optimizer
+from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.workloads import create
 
 WITHIN: Final = 0.01
 RANKS: Final = 4
 WIDTH: Final = 8
 BATCH: Final = 16
-GRIDS: Final = {
-    "momentum": (0.01, 0.03, 0.1, 0.2),
-    "plain": (0.1, 0.3, 0.6, 1.0),
-    "signs": (0.0003, 0.001, 0.003, 0.01),
-    "adamw": (0.001, 0.003, 0.01, 0.02),
-    "lars": (0.3, 1.0, 3.0, 10.0),
+RATES: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Learning rates, for every technique and every optimizer."""
+
+OPTIMIZERS: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
+    "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
+    "plain": torch.optim.SGD,
+    "adamw": torch.optim.AdamW,
 }
-"""Learning rates for each kind of optimizer."""
+"""Optimizers with which every technique is judged, as long as it works with them."""
+
+BASELINE: Final = "ddp"
+TECHNIQUES: Final = (
+    *("fp16", "bf16", "int8", "topk:density=0.01+feedback", "dgc:density=0.01,warmup=100,clip=1"),
+    *("powersgd:rank=1+feedback", "powersgd:rank=2+feedback", "powersgd:rank=4+feedback"),
+    *("powersgd:rank=1,start=50+feedback", "randomk:density=0.05+feedback"),
+    *("randomk:density=0.1+feedback", "localsgd:period=8", "localsgd:period=8+qsgd"),
+    *("postlocalsgd:start=100,period=8", "demo", "diloco:period=20"),
+    *("diloco:period=20+topk:density=0.01+feedback", "streaming_diloco:period=20,fragments=4"),
+    *("lars", "lamb", "signsgd", "signsgd+feedback", "onebit+feedback", "doublesqueeze"),
+    *("qsgd:s=4", "qsgd:s=127", "ternary"),
+)
+"""Lossy techniques, and those that replace the optimizer."""
 
 FIRST_TUNING: Final = 1000
 """From this seed on, seeds serve the choice of the learning rate only."""
@@ -56,39 +74,28 @@ FIRST_TUNING: Final = 1000
 
 @dataclass(frozen=True)
 class Case:
-    """One technique with the optimizer of its paper.
+    """One technique with one optimizer.
 
     Attributes:
         spec: The strategy.
-        optimizer: ``momentum`` (SGD, 0.9), ``plain`` (SGD), ``signs`` (SGD for updates of size
-            1), ``adamw``, or ``lars`` (SGD with momentum whose rates LARS scales).
+        optimizer: A key of `OPTIMIZERS`.
     """
 
     spec: str
-    optimizer: str = "momentum"
+    optimizer: str
 
 
-BASELINES: Final = {"momentum": "momentum", "plain": "plain", "adamw": "adamw"}
-CASES: Final = (
-    *(Case("ddp", optimizer) for optimizer in BASELINES),
-    *map(Case, ("fp16", "bf16", "int8", "topk:density=0.01+feedback")),
-    *map(Case, ("dgc:density=0.01,warmup=100,clip=1", "powersgd:rank=1+feedback")),
-    *map(Case, ("powersgd:rank=2+feedback", "powersgd:rank=4+feedback")),
-    Case("powersgd:rank=1,start=50+feedback"),
-    Case("randomk:density=0.05+feedback", "plain"),
-    Case("randomk:density=0.1+feedback", "plain"),
-    *map(Case, ("localsgd:period=8", "localsgd:period=8+qsgd", "postlocalsgd:start=100,period=8")),
-    Case("demo", "signs"),
-    Case("diloco:period=20", "adamw"),
-    Case("diloco:period=20+topk:density=0.01+feedback", "adamw"),
-    Case("streaming_diloco:period=20,fragments=4", "adamw"),
-    Case("lars", "lars"),
-    Case("lamb", "adamw"),
-    Case("signsgd", "signs"),
-    Case("signsgd+feedback"),
-    Case("onebit+feedback"),
-    Case("doublesqueeze", "plain"),
-    *map(Case, ("qsgd:s=4", "qsgd:s=127", "ternary")),
+def _works(spec: str, optimizer: str) -> bool:
+    kind = OPTIMIZERS[optimizer]
+    name = (kind.func if isinstance(kind, functools.partial) else kind).__name__
+    return refused_optimizer(parse(spec), [name]) is None
+
+
+CASES: Final = tuple(
+    Case(spec, optimizer)
+    for optimizer in OPTIMIZERS
+    for spec in (BASELINE, *TECHNIQUES)
+    if _works(spec, optimizer)
 )
 
 
@@ -116,12 +123,7 @@ def accuracy(training: Training) -> float:
         workload = create("digits", width=WIDTH, batch_size=BATCH, seed=training.seed)
         workloads.append(workload)
         parameters = workload.model.parameters()
-        optimizer: torch.optim.Optimizer
-        if case.optimizer == "adamw":
-            optimizer = torch.optim.AdamW(parameters, lr=training.rate)
-        else:
-            momentum = 0.9 if case.optimizer in ("momentum", "lars") else 0.0
-            optimizer = torch.optim.SGD(parameters, lr=training.rate, momentum=momentum)
+        optimizer = OPTIMIZERS[case.optimizer](parameters, lr=training.rate)
         # Half a cosine: the noise of a codec averages out at the end.
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, training.steps)
         batches = workload.batches(rank, RANKS)
@@ -185,7 +187,7 @@ def best_rate(case: Case, record: Record, options: argparse.Namespace) -> float:
             record.get(Training(case, rate, seed, options.steps)) for seed in seeds
         )
 
-    return max(GRIDS[case.optimizer], key=mean)
+    return max(RATES, key=mean)
 
 
 def train_pair(case: Case, seed: int, record: Record, options: argparse.Namespace) -> None:
@@ -255,8 +257,8 @@ def _by_seed(
 
 
 def baseline_of(case: Case) -> Case:
-    """Plain DDP with the technique's optimizer; with momentum where it replaces the optimizer."""
-    return Case("ddp", BASELINES.get(case.optimizer, "momentum"))
+    """Plain DDP with the technique's optimizer."""
+    return Case(BASELINE, case.optimizer)
 
 
 def print_report(cases: Sequence[Case], record: Record, steps: int) -> None:
@@ -267,18 +269,23 @@ def print_report(cases: Sequence[Case], record: Record, steps: int) -> None:
     for case in cases:
         found = comparison(case, record, steps)
         if found is None:
-            missing.append(f"`{case.spec}`")
+            missing.append(f"`{case.spec}` ({case.optimizer})")
             continue
         low, high = (100 * (found.difference + sign * found.half) for sign in (-1, 1))
         shown, words = f"{100 * found.difference:+.2f} [{low:+.2f}, {high:+.2f}]", found.verdict
-        if case.spec == "ddp":
+        if case.spec == BASELINE:
             shown, words = "", "baseline"
         print(
-            f"| `{case.spec}` | {case.optimizer} | {found.rate:g} | {found.seeds} "
+            f"| `{case.spec}` | {case.optimizer} | {_rate_text(found.rate)} | {found.seeds} "
             f"| {100 * found.accuracy:.2f} % | {shown} | {words} |"
         )
     if missing:
         print(f"\nNot trained: {', '.join(missing)}.")
+
+
+def _rate_text(rate: float) -> str:
+    """A rate; at an end of the grid, another one might be better."""
+    return f"{rate:g}" + (" (end of the grid)" if rate in (RATES[0], RATES[-1]) else "")
 
 
 def main() -> None:
@@ -287,7 +294,7 @@ def main() -> None:
     )
     parser.add_argument("specs", nargs="*", metavar="SPEC")
     parser.add_argument("--file", type=Path, default=Path("convergence.jsonl"))
-    parser.add_argument("--part", default="1/1", help="NUMBER/OF: a share of the techniques")
+    parser.add_argument("--part", default="1/1", help="NUMBER/OF: a share of the cases")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tuning-seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=500)

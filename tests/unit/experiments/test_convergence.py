@@ -1,17 +1,20 @@
 """Lossy techniques train the digits CNN: two of them, drawn with the run's seed.
 
-The whole measurement, with tuned rates and five seeds, is benchmarks/convergence.py.
+The whole measurement, with tuned rates and five seeds, is benchmarks/convergence.py, which judges
+all techniques with the same optimizers and rates.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from support.sampling import choose_seed, sampled
-from support.simulated import simulated_training
+from support.simulated import convergence, simulated_training
 
 from ddltrace.experiments.codecs.kernels.block_int8 import BlockInt8Codec
 from ddltrace.experiments.workloads import create
@@ -78,3 +81,56 @@ def test_a_codec_that_decodes_in_the_wrong_place_does_not_train(
 
     monkeypatch.setattr(BlockInt8Codec, "_pieces", shifted)
     assert trained_accuracy("int8", 0.03, 0.9) < REACHED, f"seed {SEED}"
+
+
+class RecordOfRates:
+    """Notes which trainings are asked for; the best rate is the middle one."""
+
+    def __init__(self) -> None:
+        self.rates: dict[Any, set[float]] = defaultdict(set)
+
+    def get(self, training: Any) -> float:
+        self.rates[training.case].add(training.rate)
+        return -abs(training.rate - 0.03)
+
+
+def test_all_techniques_are_judged_with_the_same_optimizers_and_rates() -> None:
+    benchmark = convergence()
+    record = RecordOfRates()
+    options = argparse.Namespace(tuning_seeds=1, steps=500)
+    for case in benchmark.CASES:
+        benchmark.train_pair(case, 0, record, options)
+    assert set(record.rates) == set(benchmark.CASES)
+    assert {frozenset(rates) for rates in record.rates.values()} == {frozenset(benchmark.RATES)}
+    optimizers = defaultdict(set)
+    for case in benchmark.CASES:
+        optimizers[case.spec].add(case.optimizer)
+        assert benchmark.baseline_of(case) in benchmark.CASES
+        assert benchmark.baseline_of(case).optimizer == case.optimizer
+    every = set(benchmark.OPTIMIZERS)
+    assert optimizers["ddp"] == every
+    assert {spec for spec, own in optimizers.items() if own != every} == {
+        "dgc:density=0.01,warmup=100,clip=1"  # takes the place of SGD's momentum
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "plain", "adamw"])
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_one_technique_under_two_names_trains_alike(optimizer: str, ranks: int) -> None:
+    simulation, make = simulated_training(), convergence().OPTIMIZERS[optimizer]
+
+    def replica(rank: int) -> Any:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(64, 10)
+        batches = torch.Generator().manual_seed(rank)
+
+        def loss(step: int) -> torch.Tensor:
+            return model(torch.randn(8, 64, generator=batches)).square().mean()
+
+        return simulation.Replica(model, make(model.parameters(), lr=0.01), loss)
+
+    one, other = (
+        simulation.parameters_of(simulation.train(spec, ranks, 8, replica))[0]
+        for spec in ("onebit+feedback", "doublesqueeze")
+    )
+    assert torch.equal(one, other)
