@@ -420,14 +420,20 @@ class Bench:
             command = [*run, *options, "--", *command]
         what = "+".join(spec.models)
         print(f"  {spec.backend} x{spec.ranks} {what} {level or 'untraced'}", file=sys.stderr)
-        self._call(command, folder)
+        self.call(command, folder)
         ranks = [
             json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
             for rank in range(spec.ranks)
         ]
         return Ran(folder, trace, ranks)
 
-    def _call(self, command: list[str], folder: Path) -> None:
+    def call(self, command: list[str], folder: Path) -> None:
+        """Runs a command in a folder to its end, within the budget.
+
+        Raises:
+            Failed: It failed or took too long.
+            Skipped: No time is left.
+        """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("DDLTRACE")}
         environment |= {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         environment |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "KINETO_LOG_LEVEL": "99"}

@@ -56,6 +56,20 @@ def test_device_times_agree_with_the_profiler_and_nothing_is_synchronized(
 
 @pytest.mark.gpu
 @needs_gpu
+def test_messages_of_nccl_have_the_times_of_their_kernels(checked: Checks) -> None:
+    if checked.nccl_ranks < 2:
+        pytest.skip("two ranks on one GPU need NCCL 2.30")
+    checked.bench.part("messages", checked.messages)
+    assert_no_part_failed(checked)
+    [part] = checked.bench.parts
+    print(json.dumps(part["figures"], indent=1))
+    every = part["figures"]["all"]
+    assert abs(every["start_median_us"]) < 20
+    assert abs(every["end_median_us"]) < 20
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_graphs_can_be_captured(checked: Checks) -> None:
     checked.bench.part("graphs", checked.graphs)
     assert_no_part_failed(checked)

@@ -5,9 +5,11 @@ Each check raises `Failed`, or returns figures. The jobs are those of benchmarks
 
 from __future__ import annotations
 
+import bisect
 import json
 import re
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ from support import gpu_benchmark
 gpu = gpu_benchmark.load()
 Failed, Skipped, OP_STEPS = gpu.Failed, gpu.Skipped, gpu.OP_STEPS
 Ran = Any
+JOB: Final = Path(__file__).resolve().parents[1] / "gpu" / "nccl_job.py"
 SYNCHRONIZING: Final = re.compile(r"(cuda|cu)(Device|Stream|Event|Ctx)Synchronize")
 
 
@@ -184,15 +187,60 @@ def compare_with_kineto(ran: Ran, model: str, *, dry: bool) -> dict[str, Any]:
     return figures
 
 
+def compare_messages(folder: Path, trace: Path) -> dict[str, Any]:
+    """Times of NCCL messages beside those of their kernels, by the form of their launch.
+
+    Args:
+        folder: What the ranks of tests/gpu/nccl_job.py left.
+        trace: Their trace.
+    """
+    apart: dict[str, list[tuple[float, float]]] = {}
+    for number, rank in enumerate(read_ranks(trace)):
+        data = json.loads((folder / f"kineto-{number}.json").read_text(encoding="utf-8"))
+        clock = json.loads((folder / f"clock-{number}.json").read_text(encoding="utf-8"))
+        shift = data["baseTimeNanoseconds"] - clock["unix_ns"] + clock["monotonic_ns"]
+        messages = sorted(rank.kind("message"), key=lambda row: int(row["enqueue_ns"]))
+        enqueued = [row["enqueue_ns"] for row in messages]
+        forms = [
+            (1e3 * e["ts"] + shift, 1e3 * (e["ts"] + e["dur"]) + shift, e["name"].split(": ")[1])
+            for e in data["traceEvents"]
+            if e.get("cat") == "user_annotation" and e["name"].startswith("form: ")
+        ]
+        of_message: dict[int, list[tuple[float, float]]] = {}
+        for launch, start, end in device_work(data["traceEvents"], shift, nccl=True):
+            of_message.setdefault(bisect.bisect(enqueued, launch) - 1, []).append((start, end))
+        for index, kernels in of_message.items():
+            message = messages[index]
+            form = next((n for s, e, n in forms if s <= message["enqueue_ns"] <= e), "outside")
+            start, end = min(k[0] for k in kernels), max(k[1] for k in kernels)
+            found = ((message["start_ns"] - start) / 1e3, (message["end_ns"] - end) / 1e3)
+            apart.setdefault(form, []).append(found)
+    if not apart:
+        raise Failed("the profiler saw no kernel of NCCL")
+    apart["all"] = [pair for pairs in apart.values() for pair in pairs]
+    figures: dict[str, Any] = {}
+    for form, pairs in apart.items():
+        starts, ends = [p[0] for p in pairs], [p[1] for p in pairs]
+        figures[form] = {
+            "messages": len(pairs),
+            "start_median_us": round(statistics.median(starts), 1),
+            "start_p95_abs_us": round(_percentile([abs(v) for v in starts], 0.95), 1),
+            "end_median_us": round(statistics.median(ends), 1),
+            "end_p95_abs_us": round(_percentile([abs(v) for v in ends], 0.95), 1),
+        }
+    return figures
+
+
 def device_work(
-    events: list[dict[str, Any]], shift: float, *, dry: bool
+    events: list[dict[str, Any]], shift: float, *, dry: bool = False, nccl: bool = False
 ) -> list[tuple[float, ...]]:
-    """Launch, start and end of each kernel that is no communication, on our clock.
+    """Launch, start and end of each kernel, on our clock.
 
     Args:
         events: Kineto's, in Chrome's format.
         shift: Nanoseconds to be added to its times.
         dry: There are no kernels: operators stand in for them.
+        nccl: Whether NCCL's kernels are wanted, or all others.
     """
     spans = [e for e in events if e.get("ph") == "X"]
     if dry:
@@ -208,7 +256,7 @@ def device_work(
             (launches[e["args"]["correlation"]], e["ts"], e["ts"] + e["dur"])
             for e in spans
             if e.get("cat") == "kernel"
-            and "nccl" not in e["name"]
+            and ("nccl" in e["name"]) == nccl
             and e["args"].get("correlation") in launches
         ]
     if not found:
@@ -318,6 +366,17 @@ class Checks:
             f"kineto {model}: no synchronization added",
             lambda: check_synchronizations(plain(), traced()),
         )
+
+    def messages(self) -> dict[str, Any]:
+        """Times of NCCL messages beside those of their kernels."""
+        folder = self.bench.output / "nccl"
+        folder.mkdir()
+        trace = folder / "trace"
+        run = ["-m", "ddltrace", "run", "-o", str(trace), "--level", "comm", "--"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        command = [sys.executable, *run, *torchrun, str(JOB), str(folder)]
+        self.bench.call(command, folder)
+        return compare_messages(folder, trace) | check_health(trace)
 
     def graphs(self) -> dict[str, Any]:
         """Graphs are captured, and give what they should, while the tracer asks for events."""

@@ -79,18 +79,29 @@ class MessageTimer:
             return None
         return timer.mark()
 
+    def passed_ns(self, mark: Mark) -> int | None:
+        """When the device passed a mark, which this consumes; None if that is not known."""
+        timer = self._context.device.timer
+        try:
+            return None if timer is None else timer.passed_ns(mark)
+        except Exception as error:  # noqa: BLE001 - the job continues without device times
+            self._context.fault("message arrival", error)
+            return None
+
+    def forget(self, marks: Iterable[Mark | None]) -> None:
+        """Consumes marks that are not needed."""
+        timer = self._context.device.timer
+        for mark in marks:
+            if timer is not None and mark is not None:
+                timer.forget(mark)
+
     def start(self, message: Message, mark: Mark | None) -> None:
         """Sets the start of a message to its mark; its end is recorded elsewhere."""
-        timer = self._context.device.timer
-        if mark is None or timer is None:
+        if mark is None:
             return
 
         def settle(message: Message) -> None:
-            try:
-                arrival = timer.passed_ns(mark)
-            except Exception as error:  # noqa: BLE001 - the job continues without device times
-                self._context.fault("message arrival", error)
-                return
+            arrival = self.passed_ns(mark)
             if arrival is not None and message.end_ns is not None:
                 message.start_ns = min(max(arrival, message.enqueue_ns), message.end_ns)
 
@@ -221,7 +232,7 @@ def _start(context: PatchContext, device: int) -> None:
     timer = DeviceTimer(
         context.recorder, clock, new_event, current_stream, device=device, may_record=can_record
     )
-    resolver = ResolverThread(timer, fail, prepare)
+    resolver = ResolverThread(timer, fail, prepare, context.device.tasks)
     resolver.start()
     context.keep_alive(idle)
     context.on_close(resolver.stop)

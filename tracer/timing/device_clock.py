@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -313,6 +313,7 @@ class ResolverThread(threading.Thread):
         timer: The timer to resolve.
         on_fault: Called when the device's events fail; the thread and the timing end then.
         prepare: Called in the thread before anything else.
+        tasks: Called in every period.
     """
 
     def __init__(
@@ -320,11 +321,13 @@ class ResolverThread(threading.Thread):
         timer: DeviceTimer,
         on_fault: Callable[[str, Exception], None],
         prepare: Callable[[], None],
+        tasks: Sequence[Callable[[], None]] = (),
     ) -> None:
         super().__init__(name="ddltrace-device", daemon=True)
         self._timer = timer
         self._on_fault = on_fault
         self._prepare = prepare
+        self._tasks = tasks
         self._stop_requested = threading.Event()
 
     def run(self) -> None:
@@ -333,6 +336,8 @@ class ResolverThread(threading.Thread):
             self._prepare()
             while not self._stop_requested.wait(_POLL_S):
                 self._timer.resolve()
+                for task in self._tasks:
+                    task()
         except Exception as error:  # noqa: BLE001 - the job continues without device times
             self._on_fault("device clock", error)
             self._timer.abandon(lost_at_ns=time.monotonic_ns())

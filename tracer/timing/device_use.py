@@ -18,12 +18,14 @@ class DeviceUse:
     Attributes:
         timer: Times the device's work; None before the first use and after a failure.
         failed: Whether timing failed; it is not tried again.
+        tasks: Called often while the device is timed, on the thread that asks it.
     """
 
     def __init__(self, on_start: Callable[[], None]) -> None:
         self._on_start = on_start
         self.timer: DeviceTimer | None = None
         self.failed = False
+        self.tasks: list[Callable[[], None]] = []
 
     def start(self, timer: DeviceTimer) -> None:
         """Starts timing: the job uses a device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -162,6 +163,8 @@ class Groups:
             except RuntimeError:  # a custom backend of the job
                 backend = process_group.name()
             known = group.blocking[device_type] = backend.lower() in _BLOCKING_BACKENDS
+            if not known:
+                _keep_durations(process_group)
             group.sends_nothing = backend.lower() == _SENDS_NOTHING
         return known
 
@@ -197,6 +200,12 @@ class Groups:
         if outer is None or process_group.size() != len(outer.ranks):
             return ()
         return outer.ranks if process_group.rank() == outer.own else ()
+
+
+def _keep_durations(process_group: Any) -> None:
+    """Has a group keep how long the device takes for each message."""
+    with contextlib.suppress(Exception):  # of backends that cannot, and of older PyTorch
+        process_group._enable_collectives_timing()
 
 
 def _own_name(process_group: Any) -> str | None:

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ddltrace.tracer.interpose.c10d.reaper import Reapers
 from ddltrace.tracer.interpose.c10d.waits import Waits
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.record.recorder import Message
+from ddltrace.tracer.timing.stream_messages import StreamMessages
 from ddltrace.tracer.trace.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -87,9 +88,10 @@ class Observer:
         self._unbox_work = Work.unbox
         self._unbox_group = dist.ProcessGroup.unbox
         self.waits = Waits(context, self._received, self._ordered)
+        is_completed = asking_from_any_thread(context, self.waits.original_is_completed)
         self._reapers = Reapers(
             self.waits.original_wait,
-            asking_from_any_thread(context, self.waits.original_is_completed),
+            is_completed,
             self._completed,
             self.waits.works.release,
             context.fault,
@@ -101,6 +103,10 @@ class Observer:
         self._collected = _Collected()
         self.coalescing = _Coalescing()
         self._timer = MessageTimer(context)
+        self._streams = StreamMessages(
+            is_completed, Work._get_duration, self._timer.passed_ns, self._ended_on_device
+        )
+        context.device.tasks += [self._streams.poll, self.waits.works.release_served]
         self.active = True
         self._below = context.groups.below
         group_class: Any = dist.ProcessGroup
@@ -111,13 +117,15 @@ class Observer:
         """Stops recording after the messages launched so far."""
         self.active = False
         deadline = time.monotonic() + timeout_s
-        self._reapers.stop(timeout_s)
+        self._streams.stop(timeout_s)
+        self._reapers.stop(max(0.0, deadline - time.monotonic()))
         if self._known is not None:
             self._known.stop(max(0.0, deadline - time.monotonic()))
 
     def abandon(self) -> None:
         """Releases all objects of the job, in a forked child, which has no reapers."""
         self.active = False
+        self._streams.abandon()
         if self._known is not None:
             self._known.abandon()
 
@@ -344,6 +352,13 @@ class Observer:
         if work is None:
             self._timer.end(message, launch.mark)
             return  # nothing to wait for
+        if launch.mark is not None and not blocking:
+            self.waits.stream_ordered.add(message.id)
+            # DDP keeps its buckets.
+            self._streams.follow(
+                _stream_of(message), work, [message], launch.mark, memory_lasts=by_engine
+            )
+            return
         self._timer.start(message, launch.mark)
         if timed_by_gloo or (blocking and operator.waited_once):
             return
@@ -358,8 +373,7 @@ class Observer:
         if asynchronous or not blocking:
             # On another device, the wait would order a stream of the job.
             poll = not (blocking and first.is_cpu)
-            # DDP keeps its buckets.
-            self._reapers.follow(work, message, poll=poll, memory_lasts=by_engine)
+            self._reapers.follow(work, message, poll=poll)
 
     def _is_reducers(self, operator: Operator, caller: FrameType | None) -> bool:
         """Whether DDP's reducer may be the sender of a message."""
@@ -403,12 +417,16 @@ class Observer:
             newest = messages[-1][0]
             self.waits.works.add_newest(work, newest)
             self.waits.stream_ordered.add(newest.id)  # until its completion is observed
+            if messages[-1][1] is not None:
+                self._timer.forget(mark for _, mark in messages[:-1])
+                launched = [message for message, _ in messages]
+                self._streams.follow(newest.group, work, launched, messages[-1][1])
+                return
         for message, mark in messages:
             if work is None:
                 self._timer.end(message, mark)
-                continue
-            self._timer.start(message, mark)
-            self._reapers.follow(work, message, poll=True)
+            else:
+                self._reapers.follow(work, message, poll=True)
 
     def _is_timed_by_gloo(self, operator: Operator, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's threads will record the times of a message on the CPU."""
@@ -447,13 +465,20 @@ class Observer:
     def _completed(self, message: Message, end: int, failed: bool) -> None:
         """Called when a reaper has observed the end of a message."""
         self.waits.stream_ordered.discard(message.id)
-        end = self.waits.seen_complete.pop(message.id, end)
+        end = min(end, self.waits.seen_complete.pop(message.id, end))
         self._recorder.complete(message, end, "failed" if failed else "ok")
+
+    def _ended_on_device(self, message: Message, start: int, end: int, failed: bool) -> None:
+        """Called when the device has ended a message."""
+        if message.end_ns is None:
+            message.start_ns = start
+            self._completed(message, end, failed)
 
     def _ordered(self, message: Message) -> None:
         """Called when the current stream has been made to wait for a message."""
-        # The start is known only for messages on the timed device.
-        if message.settle is not None and self._reapers.drop(message):
+        launch = self._streams.drop(message)
+        if launch is not None:
+            self._timer.start(message, launch.mark)
             self._timer.end_here(message)
 
     def _received(self, message: Message, work: Any) -> None:
@@ -503,6 +528,11 @@ class Observer:
             return bucket
         parameters = registry.tensors_at(tensors, at)
         return (operator.op if parameters is None else registry.name_of(parameters)), parameters
+
+
+def _stream_of(message: Message) -> Hashable:
+    """Names the stream of the communication library in which a message runs."""
+    return (message.group, message.peer) if message.op in P2P_OPS else message.group
 
 
 def _called_by_engine(frame: FrameType | None) -> bool:

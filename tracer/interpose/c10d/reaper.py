@@ -23,16 +23,13 @@ _PATIENCE_S: Final = 0.05
 _AT_A_TIME: Final = 2
 """The number of threads that PyTorch creates for a Gloo group."""
 
-_MAX_HELD_BYTES: Final = 1 << 26
-"""Maximum memory of the job, bytes, whose lifetime the tracer may extend to follow messages."""
-
 
 @dataclass
 class _Followed:
     """A message that is followed.
 
     Attributes:
-        work: Its handle, which holds the memory that it writes to; None after its release.
+        work: Its handle.
         message: The message.
         poll: Whether to ask for its end instead of waiting for it.
     """
@@ -40,10 +37,6 @@ class _Followed:
     work: Any
     message: Message
     poll: bool
-
-    @property
-    def num_bytes(self) -> int:
-        return self.message.out_bytes or self.message.bytes or 0
 
 
 class Reapers:
@@ -73,23 +66,17 @@ class Reapers:
         self._release = release
         self._on_fault = on_fault
         self._groups: dict[str, _GroupReapers] = {}
-        self._held: dict[int, _Followed] = {}
-        self._held_bytes = 0
         self._lock = threading.Lock()
         self._stopped = False
 
-    def follow(
-        self, work: Any, message: Message, *, poll: bool, memory_lasts: bool = False
-    ) -> None:
+    def follow(self, work: Any, message: Message, *, poll: bool) -> None:
         """Records the completion of a message.
 
         Args:
             work: The message's handle.
             message: The message.
             poll: Whether to poll for the end, because a wait would have side effects.
-            memory_lasts: Whether the job itself keeps the memory that the message writes to.
         """
-        followed = _Followed(work, message, poll)
         group = self._groups.get(message.group)
         if group is None:
             with self._lock:
@@ -99,28 +86,7 @@ class Reapers:
                     self._reap, self._release, self._on_fault
                 )
                 self._groups[message.group] = group
-        if poll and not memory_lasts:
-            with self._lock:
-                self._held[message.id] = followed
-                self._held_bytes += followed.num_bytes
-        group.queue.put(followed)
-
-    def drop(self, message: Message) -> bool:
-        """Drops a message that the job no longer holds, if the tracer holds too much memory.
-
-        Args:
-            message: A message whose end is recorded elsewhere.
-
-        Returns:
-            Whether the reaper will not record its end.
-        """
-        if self._held_bytes <= _MAX_HELD_BYTES:
-            return False
-        followed = self._remove(message)
-        if followed is None:
-            return False
-        followed.work = None
-        return True
+        group.queue.put(_Followed(work, message, poll))
 
     def stop(self, timeout_s: float) -> None:
         """Waits until the messages launched so far are complete, at most for the timeout."""
@@ -139,28 +105,13 @@ class Reapers:
         failed = False
         try:
             if followed.poll:
-                while not self._is_over(followed):
+                while not self._is_completed(followed.work):
                     time.sleep(0.0005)
             else:
                 self._wait(followed.work)
         except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
             failed = True
-        self._remove(followed.message)
-        if followed.work is not None:
-            self._completed(followed.message, time.monotonic_ns(), failed)
-
-    def _is_over(self, followed: _Followed) -> bool:
-        """Whether a message is complete or was dropped; holds its handle only during the call."""
-        work = followed.work
-        return work is None or self._is_completed(work)
-
-    def _remove(self, message: Message) -> _Followed | None:
-        """Subtracts the memory that a message holds from the total."""
-        with self._lock:
-            followed = self._held.pop(message.id, None)
-            if followed is not None:
-                self._held_bytes -= followed.num_bytes
-        return followed
+        self._completed(followed.message, time.monotonic_ns(), failed)
 
 
 class _GroupReapers:
