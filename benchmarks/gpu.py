@@ -2,8 +2,8 @@
 """Measures the tracer's overhead on a machine with one GPU.
 
 Real training of a ResNet-50-sized CNN and a GPT-2-sized transformer on synthetic inputs: two ranks
-that share the GPU over Gloo, and one over NCCL (two where NCCL allows it). Step time at each level
-against untraced and against torch.profiler, in interleaved rounds. A part that fails is reported
+that share the GPU over Gloo, and one over NCCL. Step time with recording on and off in turns in one
+job; and at each level against untraced and against torch.profiler, in interleaved rounds. A part that fails is reported
 and the others continue; `results.json` and `report.txt` are updated after every part.
 
 tests/gpu checks that the same jobs are recorded correctly.
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import functools
 import importlib
 import json
 import os
@@ -45,6 +47,7 @@ LEVELS: Final = ("comm", "layer", "op")
 MODES: Final = ("untraced", *LEVELS, "profiler")
 SYNCHRONIZING: Final = re.compile(r"(cuda|cu)(Device|Stream|Event|Ctx)Synchronize")
 OP_STEPS: Final = (8, 11)
+COST_STEPS: Final = 400
 MAX_SAMPLE_BYTES: Final = 1_000_000
 RUN_TIMEOUT_S: Final = 150.0
 REPORT_RESERVE_S: Final = 5.0
@@ -531,6 +534,28 @@ class Suite:
         shutil.copytree(trace, target)
         return {"bytes": size}
 
+    def cost(self, model: str, level: str) -> dict[str, Any]:
+        """Recording on and off in turns in one job."""
+        from ddltrace.tracer.capture.overhead_probe import FIRST_STEP
+        from ddltrace.tracer.trace.run_reader import read_run
+
+        steps = COST_STEPS if not self.bench.dry else 24
+        spec = self.bench.spec((model,), "nccl", 1, steps=FIRST_STEP + steps, deterministic=False)
+        ran = self.bench.run(spec, level, "--measure-cost", str(steps))
+        assert ran.trace is not None
+        [info] = read_run(ran.trace).ranks
+        if info.cost is None:
+            raise Failed("the job did not take enough steps")
+        timed = statistics.median(ran.step_times(model)[FIRST_STEP:])
+        return {
+            f"{model} {level}": {
+                "step_ms": round(timed / 1e6, 3),
+                "ratio": round(info.cost["ratio"], 4),
+                "min": round(info.cost["low"], 4),
+                "max": round(info.cost["high"], 4),
+            }
+        }
+
     def overhead(self, backend: str, ranks: int, modes: tuple[str, ...], share: float) -> None:
         """Rounds of all modes until a share of the time that is left is spent."""
         steps = 30 if backend == "nccl" else 10
@@ -630,14 +655,26 @@ def describe_machine(*, dry: bool) -> tuple[dict[str, Any], int]:
         return found, 1
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: try --cpu-dry-run")
-    nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    nccl = loaded_nccl()
     found |= {
         "device": torch.cuda.get_device_name(0),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, nccl)),
     }
-    return found, 2 if tuple(nccl) >= (2, 30) else 1
+    return found, 2 if nccl >= (2, 30) else 1
+
+
+def loaded_nccl() -> tuple[int, ...]:
+    """Version of the NCCL that is used, which may be another than PyTorch was built with."""
+    import torch
+
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # PyTorch contains it
+        return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def reach_ddltrace(scratch: Path) -> str:
@@ -714,6 +751,10 @@ def main() -> int:
         try:
             suite = Suite(bench, nccl_ranks)
             bench.part("sample trace", suite.sample)
+            for model in MODELS:
+                for level in ("comm", "layer"):
+                    part = functools.partial(suite.cost, model, level)
+                    bench.part(f"cost in one job: {model}, {level}", part)
             suite.overhead("nccl", 1, MODES, 0.7)
             suite.overhead("gloo", 2, ("untraced", "comm", "layer"), 1.0)
         finally:

@@ -1,7 +1,7 @@
 """A job of two ranks that sends messages of every form over NCCL while the profiler looks on.
 
-Started once for each rank, with the variables of ``torchrun``; the argument is a folder, in which
-each rank leaves the profiler's file and a pair of clocks.
+Started once for each rank, with the variables of ``torchrun``; the first argument is a folder, in
+which each rank leaves the profiler's file and a pair of clocks, the others are forms to leave out.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def forms(rank: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, left_out: list[str]) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("nccl")
     rank = dist.get_rank()
@@ -109,6 +109,8 @@ def main(folder: Path) -> None:
     def run(rounds: int) -> None:
         for _ in range(rounds):
             for name, function in made.items():
+                if name in left_out:
+                    continue
                 with record_function(f"form: {name}"):
                     function()
                 torch.cuda.synchronize()
@@ -124,4 +126,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

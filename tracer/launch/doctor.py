@@ -121,8 +121,15 @@ def _packages() -> Iterator[Finding]:
             )
         else:
             names = (name.partition("[")[0] for name in packages)  # dask[distributed]
-            versions = (f"{name} {metadata.version(name)}" for name in names)
-            yield Finding(f"[{extra}]", "ok", f"{', '.join(versions)} ({USES[extra]})")
+            versions = ", ".join(f"{name} {_version(name)}" for name in names)
+            yield Finding(f"[{extra}]", "ok", f"{versions} ({USES[extra]})")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # its module is there, of another package or build
+        return "of another source"
 
 
 def _torch(python: str) -> Iterator[Finding]:
