@@ -3,8 +3,9 @@
 
 Real training of a ResNet-50-sized CNN and a GPT-2-sized transformer on synthetic inputs: two ranks
 that share the GPU over Gloo, and one over NCCL. Step time with recording on and off in turns in one
-job; and at each level against untraced and against torch.profiler, in interleaved rounds. A part that fails is reported
-and the others continue; `results.json` and `report.txt` are updated after every part.
+job; and at each level against untraced and against torch.profiler, in interleaved rounds. A part
+that fails is reported and the others continue; `results.json` and `report.txt` are updated after
+every part.
 
 tests/gpu checks that the same jobs are recorded correctly.
 
@@ -47,7 +48,7 @@ LEVELS: Final = ("comm", "layer", "op")
 MODES: Final = ("untraced", *LEVELS, "profiler")
 SYNCHRONIZING: Final = re.compile(r"(cuda|cu)(Device|Stream|Event|Ctx)Synchronize")
 OP_STEPS: Final = (8, 11)
-COST_STEPS: Final = 400
+COST_STEPS: Final = 240
 MAX_SAMPLE_BYTES: Final = 1_000_000
 RUN_TIMEOUT_S: Final = 150.0
 REPORT_RESERVE_S: Final = 5.0

@@ -161,8 +161,13 @@ def _time_on_device(context: PatchContext, gradient_site: int, device: torch.dev
         if device.type != "cuda" or device.index != timer.device:
             return
         _, name, tensor, *_ = recorder.sites[gradient_site]
-        timer.interval(recorder.site("kernel", f"{name}.grad", tensor), state.device_mark)
-        state.device_mark = timer.mark()
+        start, end = state.device_mark, timer.mark()
+        state.device_mark = end
+        if end is None:
+            timer.forget(start)
+        else:
+            end.uses += 1  # the next gradient's work begins here
+            timer.interval(recorder.site("kernel", f"{name}.grad", tensor), start, end)
     except Exception as error:  # noqa: BLE001 - the job continues
         state.device_mark = None
         context.fault("device gradient", error)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.record.recorder import Message
+from ddltrace.tracer.timing.cuda_events import CudaRuntime
 from ddltrace.tracer.timing.device_clock import DeviceClock, DeviceTimer, Mark, ResolverThread
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ class MessageTimer:
             self._context.fault("message arrival", error)
             return None
 
+    def mark(self) -> Mark | None:
+        """Marks the current stream; None if no device is timed or the stream is captured."""
+        timer = self._context.device.timer
+        return None if timer is None else timer.mark()
+
     def forget(self, marks: Iterable[Mark | None]) -> None:
         """Consumes marks that are not needed."""
         timer = self._context.device.timer
@@ -109,8 +115,7 @@ class MessageTimer:
 
     def end_here(self, message: Message) -> None:
         """Ends a message where the current stream, which waits for it, continues; no earlier."""
-        timer = self._context.device.timer
-        self._end(message, None if timer is None else timer.mark(), begins=False)
+        self._end(message, self.mark(), begins=False)
 
     def end(self, message: Message, mark: Mark | None) -> None:
         """Ends a message that runs in the current stream, as synchronous NCCL messages do."""
@@ -195,21 +200,25 @@ def asking_from_any_thread(
 def _start(context: PatchContext, device: int) -> None:
     import torch
 
-    def new_event() -> Any:
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
+    try:
+        runtime = CudaRuntime()
+    except (OSError, AttributeError) as error:
+        context.device.fail()
+        context.fault("device clock", error)
+        return
     # PyTorch takes streams from pools, one for each priority, in turn: a stream of a common
     # priority would soon be used by the job as well.
     idle = torch.cuda.Stream(device, priority=_UNUSUAL_PRIORITY)  # type: ignore[no-untyped-call]
-    clock = DeviceClock(new_event, lambda event: event.record(idle))
+    clock = DeviceClock(runtime.new_event, lambda event: event.record(idle.cuda_stream))
     numbers: dict[int, int] = {}
     next_number = itertools.count().__next__
+    stream_now = runtime.current_stream
 
-    def current_stream() -> tuple[Any, int]:
-        stream = torch.cuda.current_stream(device)
-        number = numbers.get(stream.cuda_stream)
+    def current_stream() -> tuple[int, int]:
+        stream = stream_now(device)
+        number = numbers.get(stream)
         if number is None:
-            number = numbers.setdefault(stream.cuda_stream, next_number())
+            number = numbers.setdefault(stream, next_number())
         return stream, number
 
     def prepare() -> None:
@@ -217,25 +226,24 @@ def _start(context: PatchContext, device: int) -> None:
             prepare_thread(device)
         except OSError as error:
             context.fault("stream captures", error)
-        # PyTorch checks at every event whether the thread's current stream is captured.
-        torch.cuda.set_stream(idle)
 
     def fail(where: str, error: Exception) -> None:
         context.device.fail()
         context.fault(where, error)
 
-    def forget() -> None:
-        context.device.forget()  # a forked child cannot use a device
-        # Nor can it destroy events: keep them alive there.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(timer))
-
     timer = DeviceTimer(
-        context.recorder, clock, new_event, current_stream, device=device, may_record=can_record
+        context.recorder,
+        clock,
+        runtime.new_event,
+        current_stream,
+        device=device,
+        # An event belongs to the device that was current at its creation.
+        may_record=lambda: runtime.current_device() == device and not runtime.is_capturing(),
     )
     resolver = ResolverThread(timer, fail, prepare, context.device.tasks)
     resolver.start()
     context.keep_alive(idle)
     context.on_close(resolver.stop)
     context.on_close(lambda _: context.record.info.clock.update(device_error_ns=clock.max_error_ns))
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(after_in_child=context.device.forget)  # it cannot use the device
     context.device.start(timer)

@@ -32,10 +32,10 @@ _POLL_S: Final = 0.005
 
 
 class DeviceEvent(Protocol):
-    """The part of ``torch.cuda.Event(enable_timing=True)`` that is used."""
+    """An event of the device; see `CudaEvent`."""
 
-    def record(self, stream: Any = None) -> None:
-        """Records the event into a stream, by default the current one."""
+    def record(self, stream: Any) -> None:
+        """Records the event into a stream."""
 
     def query(self) -> bool:
         """Whether the device has completed the event."""
@@ -44,17 +44,23 @@ class DeviceEvent(Protocol):
         """Milliseconds from this event to a later one."""
 
 
-@dataclass(frozen=True)
 class Mark:
     """A position in a stream.
 
     Attributes:
         event: The event recorded there.
         stream: The stream's number.
+        uses: How many intervals it begins or ends that are not resolved.
+        host_ns: When the device passed it; None if that was not asked yet.
     """
 
-    event: DeviceEvent
-    stream: int
+    __slots__ = ("event", "host_ns", "stream", "uses")
+
+    def __init__(self, event: DeviceEvent, stream: int) -> None:
+        self.event = event
+        self.stream = stream
+        self.uses = 1
+        self.host_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -212,24 +218,34 @@ class DeviceTimer:
         return Mark(event, number)
 
     def forget(self, mark: Mark) -> None:
-        """Returns an unused mark to the pool."""
-        self._pool.append(mark.event)
+        """Gives up one use of a mark; without any, its event returns to the pool."""
+        mark.uses -= 1
+        if not mark.uses:
+            self._pool.append(mark.event)
 
-    def interval(self, site: int | Callable[[int, int], None], start: Mark | None) -> bool:
-        """Ends an interval in the current stream.
+    def interval(
+        self,
+        site: int | Callable[[int, int], None],
+        start: Mark | None,
+        end: Mark | None = None,
+    ) -> bool:
+        """Ends an interval.
 
         Args:
             site: A number from `Recorder.site`, or a function to call with start and end when the
                 device has completed both, instead of recording an event.
-            start: A result of `mark`, consumed by this call. If it lies in another stream, nothing
-                is recorded: the time between the two belongs to neither stream.
+            start: A result of `mark`, of which this call consumes one use. If it lies in another
+                stream, nothing is recorded: the time between the two belongs to neither stream.
+            end: A result of `mark`, of which this call consumes one use; by default a new one in
+                the current stream.
 
         Returns:
             Whether the interval will be recorded, or the function called.
         """
         if start is None:
             return False
-        end = self.mark()
+        if end is None:
+            end = self.mark()
         if end is None:
             self.forget(start)
             return False
@@ -237,7 +253,8 @@ class DeviceTimer:
         if full:
             self._recorder.dropped += 1
         if full or start.stream != end.stream:
-            self._pool.extend((start.event, end.event))
+            self.forget(start)
+            self.forget(end)
             return False
         self._pending.append((site, start, end))
         return True
@@ -254,7 +271,7 @@ class DeviceTimer:
         try:
             if not self._clock.is_set or not mark.event.query():
                 return None
-            return self._clock.host_ns(mark.event)
+            return self._host_ns(mark)
         finally:
             self.forget(mark)
 
@@ -274,14 +291,20 @@ class DeviceTimer:
             if not self._clock.renew():
                 break
             site, start, end = self._pending.popleft()
-            start_ns, end_ns = self._clock.host_ns(start.event), self._clock.host_ns(end.event)
+            start_ns, end_ns = self._host_ns(start), self._host_ns(end)
             if not isinstance(site, int):
                 site(start_ns, end_ns)
             else:
                 self._recorder.add(site, start_ns, end_ns, stream_lane(end.stream))
-            self._pool.extend((start.event, end.event))
+            self.forget(start)
+            self.forget(end)
             resolved += 1
         return resolved
+
+    def _host_ns(self, mark: Mark) -> int:
+        if mark.host_ns is None:
+            mark.host_ns = self._clock.host_ns(mark.event)
+        return mark.host_ns
 
     def abandon(self, *, lost_at_ns: int | None = None) -> None:
         """Gives up all pending intervals and counts them.

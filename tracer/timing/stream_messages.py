@@ -4,10 +4,11 @@ The host launches such a message and goes on; `Work.wait` only lets another stre
 library's stream cannot be reached from outside, so no event of ours can stand in it. But PyTorch
 keeps an event before and behind each message (`ProcessGroup._enable_collectives_timing`) and tells
 how long the device took between the two (`Work._get_duration`). The place of that interval follows
-from the stream's order: a message begins when the job's stream has reached its launch, where an
-event of ours stands, and when the message before it in the library's stream has ended. What is seen
-of its handle bounds the interval: it had not ended when it was last seen running, and it had when
-it was first seen complete.
+from the order of the streams: a message begins when the job's stream has reached its launch, and
+when the message before it in the library's stream has ended. Our event for the former stands in the
+job's stream right behind the launch: one in front of it would be passed while the host is still
+launching. What is seen of its handle bounds the interval: it had not ended when it was last seen
+running, and it had when it was first seen complete.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Launch:
     Attributes:
         work: Its handle, which holds the memory that it writes to.
         messages: Its messages: several if they were coalesced.
-        mark: Position in the job's stream right before the launch; None if it is not known.
+        mark: Position in the job's stream right behind the launch; None if it is not known.
         held_bytes: Memory that only the handle keeps.
         running_ns: When it was last seen running.
     """
@@ -100,7 +101,7 @@ class StreamMessages:
             stream: Names the library's stream.
             work: Its handle.
             messages: Its messages.
-            mark: Position in the job's stream right before the launch.
+            mark: Position in the job's stream right behind the launch.
             memory_lasts: Whether the job itself keeps the memory that it writes to.
         """
         held = 0 if memory_lasts else sum(m.out_bytes or m.bytes or 0 for m in messages)

@@ -204,6 +204,24 @@ def test_events_are_used_again() -> None:
     assert len(recorder.flat) == 50 * 4
 
 
+def test_the_end_of_one_interval_is_the_start_of_the_next() -> None:
+    machine, recorder = Machine(), Recorder(1000)
+    events: list[Event] = []
+    timer = timer_of(machine, events, recorder)
+    site = recorder.site("kernel", "weight.grad")
+    mark = mark_of(timer)
+    for _ in range(20):
+        machine.now_ns += 1_000_000
+        end = mark_of(timer)
+        end.uses += 1
+        assert timer.interval(site, mark, end)
+        mark = end
+        timer.resolve()
+    timer.forget(mark)
+    assert recorder.flat[5::4] == recorder.flat[2:-4:4]
+    assert len(events) == 2
+
+
 def test_what_never_passes_is_counted() -> None:
     machine, recorder = Machine(), Recorder(100)
     events: list[Event] = []

@@ -354,10 +354,10 @@ class Observer:
             return  # nothing to wait for
         if launch.mark is not None and not blocking:
             self.waits.stream_ordered.add(message.id)
+            mark = self._timer.mark()
+            self._timer.forget([launch.mark])
             # DDP keeps its buckets.
-            self._streams.follow(
-                _stream_of(message), work, [message], launch.mark, memory_lasts=by_engine
-            )
+            self._streams.follow(_stream_of(message), work, [message], mark, memory_lasts=by_engine)
             return
         self._timer.start(message, launch.mark)
         if timed_by_gloo or (blocking and operator.waited_once):
@@ -418,9 +418,10 @@ class Observer:
             self.waits.works.add_newest(work, newest)
             self.waits.stream_ordered.add(newest.id)  # until its completion is observed
             if messages[-1][1] is not None:
-                self._timer.forget(mark for _, mark in messages[:-1])
+                mark = self._timer.mark()
+                self._timer.forget(mark for _, mark in messages)
                 launched = [message for message, _ in messages]
-                self._streams.follow(newest.group, work, launched, messages[-1][1])
+                self._streams.follow(newest.group, work, launched, mark)
                 return
         for message, mark in messages:
             if work is None:
