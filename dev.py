@@ -38,6 +38,10 @@ GENERATORS = (
     "docs/generate_report_reference.py",
     "docs/generate_module_list.py",
 )
+SCRIPTS = {
+    "compare-outputs": ("-m", "support.compare_outputs"),
+    "gpu-kit": ("benchmarks/make_gpu_kit.py",),
+}
 TYPED_SCRIPTS = ("dev.py", *GENERATORS, "docs/examples/train_digits.py")
 
 # Constraints for older Pythons pin older stubs, which declare other types.
@@ -75,8 +79,8 @@ def main() -> int:
                 all_cases=arguments.all_cases,
                 coverage=arguments.coverage,
             )
-        if arguments.task == "compare-outputs":
-            script = ["-m", "support.compare_outputs", *arguments.options]
+        if arguments.task in SCRIPTS:
+            script = [*SCRIPTS[arguments.task], *arguments.options]
             return run([python(), *script], env={"PYTHONPATH": str(ROOT / "tests")})
         if arguments.task == "docs":
             return max(run([python(), script]) for script in GENERATORS)
@@ -116,6 +120,12 @@ def parser() -> argparse.ArgumentParser:
     task = tasks.add_parser(
         "compare-outputs",
         help="show what differs between the outputs of a revision and those of the working tree",
+        add_help=False,
+    )
+    task.add_argument("options", nargs=argparse.REMAINDER)
+    task = tasks.add_parser(
+        "gpu-kit",
+        help="write a folder that installs, tests and measures ddltrace without network",
         add_help=False,
     )
     task.add_argument("options", nargs=argparse.REMAINDER)

@@ -36,6 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -462,6 +463,8 @@ class Bench:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+                if limit < RUN_TIMEOUT_S:
+                    raise Skipped("the budget is spent") from None
                 raise Failed(f"not done after {limit:.0f} s: {_tail(output)}") from None
             if status:
                 raise Failed(f"exit status {status}: {_tail(output)}")
@@ -761,7 +764,9 @@ def main() -> int:
         finally:
             bench.write()
             bench.close()
-    print((bench.output / "report.txt").read_text(encoding="utf-8"), end="")
+    print((bench.output / "report.txt").read_text(encoding="utf-8"))
+    by_status = Counter(part["status"] for part in bench.parts)
+    print(", ".join(f"{count} parts {status}" for status, count in by_status.items()))
     return 1 if bench.num_failed else 0
 
 

@@ -78,7 +78,8 @@ def _begin_gradients(context: PatchContext) -> None:
     context.backward.last_gradient_ns = 0
     if registry.frozen:
         watch_gradients(context, registry.unfrozen())
-    if registry.native is not None and context.device.timer is not None:
+    timed = context.config.level != "comm" and context.device.timer is not None
+    if registry.native is not None and timed:
         for leaf in registry.native.moved():
             for tensor in registry.native.forget(leaf):
                 _watch_with_python(context, tensor, leaf)
