@@ -103,8 +103,9 @@ class Observer:
         self._collected = _Collected()
         self.coalescing = _Coalescing()
         self._timer = MessageTimer(context)
+        work_class: Any = Work  # its stub lacks a method
         self._streams = StreamMessages(
-            is_completed, Work._get_duration, self._timer.passed_ns, self._ended_on_device
+            is_completed, work_class._get_duration, self._timer.passed_ns, self._ended_on_device
         )
         context.device.tasks += [self._streams.poll, self.waits.works.release_served]
         self.active = True
