@@ -39,6 +39,7 @@ def find_mismatches(trace: Trace, joined: Joined, hangs: Sequence[Hang]) -> tupl
     counts = np.diff(np.append(collectives.first_row, len(joined.order)))
     called: dict[tuple[str, int | None], dict[int, str]] = {}
     for place in np.flatnonzero(chosen).tolist():
+        key: tuple[str, int | None]
         key = messages.groups[collectives.group[place]], int(collectives.seq[place])
         if key not in hung:
             first = collectives.first_row[place]

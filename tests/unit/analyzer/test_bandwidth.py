@@ -102,6 +102,34 @@ def test_bus_factors_of_eight_ranks(op, factor):
     assert bus_factor(op, 8) == factor
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        ("all_reduce", 1, 1, 1, 1.5),
+        ("broadcast", 1, 1, 1, 1.0),
+        ("reduce", 1, 1, 1, 1.0),
+        ("all_gather", 1, 4, 4, 0.75),
+        ("reduce_scatter", 4, 1, 4, 0.75),
+        ("all_to_all", 4, 4, 4, 0.75),
+        ("gather", 1, 4, 4, 0.75),
+        ("scatter", 4, 1, 4, 0.75),
+    ],
+)
+def test_recorded_operations_have_the_bandwidths_of_nccl_tests(build, operation):
+    """S / t and the factor of nccl-tests' PERFORMANCE.md; parts in and out, and S, in MB."""
+    op, given, taken, size, factor = operation
+    built = build(4)
+    for rank in range(4):
+        # Only the root has all parts.
+        sent = given if op != "scatter" or rank == 0 else None
+        received = taken if op != "gather" or rank == 0 else None
+        sizes = {"bytes": sent and sent * 10**6, "out_bytes": received and received * 10**6}
+        built[rank].message(op, 0, 400, seq=0, **sizes)
+    [row] = built.trace().analyze().collectives
+    assert row.algbw_gbps == pytest.approx(size * 8e6 / 400e3)
+    assert row.busbw_gbps == pytest.approx(size * 8e6 / 400e3 * factor)
+
+
 def test_sizes_are_counted_by_powers_of_two_and_once(build):
     built = build(2)
     _collectives(built, [1000, 1023, 1024], 60.0, 0.001)

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from ddltrace.analyzer.compare.comparison import compare, render_comparison
+from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_report import render
 from ddltrace.analyzer.report.markdown_report import render_markdown
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.pages.comparison_page import compare_page
 from ddltrace.dashboard.pages.critical_path_page import critical_path_page
 from ddltrace.dashboard.pages.overview import overview_page
 from ddltrace.dashboard.workspace import Workspace
@@ -203,3 +206,77 @@ def test_one_label_has_one_value_wherever_it_is_shown(run):
     parts = ("compute", "exposed communication", "copies", "idle")
     on_a_rank = [of_html.get(f"{part} on a rank", "0 %") for part in parts]
     assert sum(float(value[:-2]) for value in on_a_rank) == pytest.approx(100, abs=0.3)
+
+
+def bars_by(figure, *, upright=False):
+    """Place on the axis -> name of a part -> its length, ms."""
+    found = defaultdict(dict)
+    for bar in figure.data:
+        places, lengths = (bar.x, bar.y) if upright else (bar.y, bar.x)
+        for place, length in zip(places, lengths, strict=True):
+            found[place][bar.name] = float(length)
+    return found
+
+
+@pytest.mark.parametrize("run", SAMPLES, ids=lambda run: run.parent.name)
+def test_figures_of_the_report_show_the_numbers_of_its_tables(run):
+    analysis = open_trace(run.parent).analyze()
+    text = render_report(analysis)
+    table = text[text.index("On each rank (totals") :]
+    cells = dict(re.findall(r"^  (\d+)  +(\S.*)$", table[: table.index("\n\n")], re.M))
+    breakdown = bars_by(figures.rank_breakdown(analysis))
+    idle = bars_by(figures.idle_causes(analysis))
+    assert set(breakdown) == {f"rank {rank}" for rank in cells}
+    for rank, line in cells.items():
+        values = re.split(r"  +", line.strip())
+        bars = breakdown[f"rank {rank}"]
+        overlap = bars.get("compute and communication", 0.0)
+        exposed = bars.get("exposed communication", 0.0)
+        shown = {
+            1: bars.get("compute alone", 0.0) + overlap,
+            2: overlap + exposed,
+            4: exposed,
+            -1: bars.get("idle", 0.0),
+        }
+        for column, milliseconds in shown.items():
+            assert microseconds(values[column]) / 1e3 == pytest.approx(milliseconds, rel=0.006)
+        row = next(each for each in analysis.ranks if each.rank == int(rank))
+        assert sum(bars.values()) == pytest.approx(row.span_us / 1e3)
+        causes = idle[f"rank {rank}"]
+        causes.pop("another rank, inside of messages", None)
+        assert sum(causes.values()) == pytest.approx(bars.get("idle", 0.0))
+    steps = bars_by(figures.step_times(analysis), upright=True)
+    walls = [row.wall_us / 1e3 for row in analysis.steps]
+    assert [sum(bars.values()) for bars in steps.values()] == pytest.approx(walls)
+    steady = [wall for wall, row in zip(walls, analysis.steps, strict=True) if row.steady]
+    mean = re.search(r"A step takes (\S+ \S+) \(mean", " ".join(text.split())).group(1)
+    assert microseconds(mean) / 1e3 == pytest.approx(sum(steady) / len(steady), rel=0.006)
+    for bar in figures.critical_parts(analysis).data:
+        for length, share in zip(bar.x, bar.text, strict=True):
+            mean_ms = sum(steady) / len(steady)
+            assert float(share[:-2]) == pytest.approx(100 * length / mean_ms, abs=0.06)
+
+
+def test_the_comparison_page_shows_the_numbers_of_the_command(write_run_of):
+    traces = [open_trace(write_run_of(name)) for name in ("first", "second")]
+    workspace = Workspace(traces)
+    pair = [workspace.get(number) for number in range(2)]
+    text = render_comparison(compare([pair[0].analysis], [pair[1].analysis]))
+    page = compare_page(workspace, Address())
+    shown = {
+        cells[0].lower(): cells[1:3]
+        for rows in tables_of(page)
+        if rows[0][1:3] == ["A", "B"]
+        for cells in rows[1:]
+    }
+    names = {
+        "step": "step, mean",
+        "overlap_ratio": "overlap ratio",
+        "compute_share": "compute on a rank",
+        "exposed_comm_share": "exposed communication on a rank",
+        "idle_share": "idle on a rank",
+    }
+    for name, label in names.items():
+        said = re.search(rf"^  {name} +([\d.]+ \S+) +([\d.]+ \S+)", text, re.M)
+        assert said is not None, name
+        assert list(said.groups()) == shown[label], name
