@@ -16,8 +16,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.dashboard.stored.user_files import user_folder
 from ddltrace.tracer.errors import DdltraceError, UsageError
+from ddltrace.tracer.owner_access import make_private_folder, user_folder
 
 if TYPE_CHECKING:
     from ddltrace.dashboard.starting import StartingApp, WsgiApp
@@ -179,7 +179,7 @@ def _leading_to(url: str) -> Path:
         OSError: The user's cache cannot be written.
     """
     folder = user_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     handle, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=folder)
     atexit.register(Path(name).unlink, missing_ok=True)
     with os.fdopen(handle, "w") as file:

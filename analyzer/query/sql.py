@@ -106,7 +106,7 @@ class _StatementProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", *_program()],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
