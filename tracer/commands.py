@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -228,7 +229,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     if found is not None and upload is None:
         say(
             "it is one part of the job's trace; if the others are not in "
-            f"{whole}, too: ddltrace merge {whole} OTHER... -o OUT"
+            f"{whole}, too: ddltrace merge {shlex.quote(str(whole))} OTHER... -o OUT"
         )
     _report_place(whole, upload, missing)
     return result.exit_status
@@ -240,8 +241,9 @@ def _keep_reason(directory: Path, why: str) -> None:
 
     with contextlib.suppress(OSError, TraceError):  # the job may have deleted it
         run = read_run_file(directory)
-        run.notes.append(f"the likely reason: {why}")
-        write_run(directory, run)
+        if run.status != "running":  # processes of the job can still record
+            run.notes.append(f"the likely reason: {why}")
+            write_run(directory, run)
 
 
 def _labels(part: Part | None) -> dict[str, object]:

@@ -383,6 +383,30 @@ dist.destroy_process_group()
 """
 
 
+def test_a_job_that_becomes_a_daemon_before_it_records(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import os, sys, time\n"
+        "if os.fork():\n    os._exit(0)\n"
+        "os.setsid()\n"
+        "while not os.path.exists('go-on'):\n    time.sleep(0.01)\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(3))\n"
+        "dist.destroy_process_group()\n"
+    )
+    trace = tmp_path / "trace"
+    command = traced(trace, ["sh", "-c", f"{sys.executable} job.py > out.txt 2>&1"])
+    done = run(command, cwd=tmp_path, **ONE_RANK)
+    assert done.status == 0, done.stderr
+    assert "still runs and is recorded if it joins a process group" in done.stderr
+    (tmp_path / "go-on").touch()
+    deadline = time.monotonic() + 100
+    while read_run(trace).status == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (read_run(trace).status, read_run(trace).notes) == ("complete", [])
+
+
 def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
     done = run(traced(tmp_path / "trace", ["no-such-command"]), cwd=tmp_path)
     assert done.status == 2

@@ -198,6 +198,8 @@ def run_job(
         _note_in_place(config.directory, run, note)
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
+    if run.status == "running" and num_ranks == 0:
+        reasons += run.notes
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from ddltrace.tracer.trace.counters import COUNTERS
 from ddltrace.tracer.trace.event_file import checksum_of, write_batches, write_events
 from ddltrace.tracer.trace.event_reader import ArrowReader, EventReader
 from ddltrace.tracer.trace.json_files import release_space
-from ddltrace.tracer.trace.liveness import is_gone, is_running
+from ddltrace.tracer.trace.liveness import is_gone, is_running, processes_of
 from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars, write_run
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.run_reader import LAUNCHER_GONE
@@ -57,14 +57,19 @@ def finalize(
     for info in run.ranks:
         if ends and info.segment in ends:
             info.ended_ns, info.exit_status = ends[info.segment]
-    left = _still_recording(directory, run)
-    if left:
+    left = _after_grace(partial(_still_recording, directory, run))
+    others = [] if run.ranks else _after_grace(partial(processes_of, directory))
+    if left or others:
         # The job is not observed any more, so its end will not be known.
         write_run(directory, replace(run, ranks=[], launcher_pid=None, ended_unix_ns=None))
         release_space(directory / RUN_FILE)
+        who = (
+            f"rank {listed(left)} still runs and is recorded"
+            if left
+            else f"process {listed(others)} still runs and is recorded if it joins a process group"
+        )
         run.notes.append(
-            f"the command ended, but rank {listed(left)} still runs and is recorded: what there "
-            "is of the trace can be read at any time"
+            f"the command ended, but {who}: what there is of the trace can be read at any time"
         )
         return run
     finalize_ranks(directory, run)
@@ -156,15 +161,22 @@ def _finalize_counters(directory: Path, info: RankInfo) -> None:
 
 
 def _still_recording(directory: Path, run: RunInfo) -> list[int]:
-    """Ranks that still run although the command has ended, after a grace period."""
+    """Ranks that still run although the command has ended."""
+    return sorted(
+        {
+            info.rank
+            for info in run.ranks
+            if info.status == "running" and is_running(directory, info)
+        }
+    )
+
+
+def _after_grace(find: Callable[[], list[int]]) -> list[int]:
+    """What is still found when processes that are ending have ended."""
     deadline = time.monotonic() + _SURELY_OVER_S
-    while True:
-        left = [
-            info for info in run.ranks if info.status == "running" and is_running(directory, info)
-        ]
-        if not left or time.monotonic() > deadline:
-            return sorted({info.rank for info in left})
+    while (left := find()) and time.monotonic() < deadline:
         time.sleep(0.05)
+    return left
 
 
 def _ranks_at_once(directory: Path, run: RunInfo) -> int:

@@ -62,9 +62,21 @@ def is_running(directory: Path, info: RankInfo) -> bool:
     """Whether the process of a rank certainly runs."""
     if info.pid is None or info.host != platform.node() or is_gone(info.pid, info):
         return False
+    return _was_started_for(directory, info.pid)  # the process id may have been reused
+
+
+def processes_of(directory: Path) -> list[int]:
+    """The processes of this host that were started to record into a directory and still run."""
+    return sorted(
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if _was_started_for(directory, int(path.name))
+    )
+
+
+def _was_started_for(directory: Path, pid: int) -> bool:
     try:
-        environment = Path(f"/proc/{info.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
-    # The process id may have been reused.
     return json.dumps(str(directory)).encode() in environment
