@@ -13,10 +13,14 @@ from ddltrace.analyzer.report.markdown_report import render_markdown
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.pages.comparison_page import compare_page
 from ddltrace.dashboard.pages.critical_path_page import critical_path_page
+from ddltrace.dashboard.pages.experiments_page import experiments_page
 from ddltrace.dashboard.pages.overview import overview_page
 from ddltrace.dashboard.workspace import Workspace
+from ddltrace.experiments.harness.results_file import load
+from ddltrace.experiments.harness.results_table import render as render_results
 
 SAMPLES = sorted((Path(__file__).parents[3] / "sample_traces").glob("*/run.json"))
 MANY = 120
@@ -280,3 +284,57 @@ def test_the_comparison_page_shows_the_numbers_of_the_command(write_run_of):
         said = re.search(rf"^  {name} +([\d.]+ \S+) +([\d.]+ \S+)", text, re.M)
         assert said is not None, name
         assert list(said.groups()) == shown[label], name
+
+
+EXPERIMENT_COLUMNS = (
+    *("step", "low", "high", "change", "plain", "tuned"),
+    *("overlap", "exposed", "payload", "wire", "codec", "memory", "loss", "accuracy", "to loss"),
+)
+"""Columns of both tables of the results behind the strategy."""
+
+
+def numbers_of_results(text):
+    """Strategy -> column -> text, from both tables of the command."""
+    found = defaultdict(list)
+    for table in text.split("\n\n"):
+        if not re.search(r"^strategy ", table, re.M):
+            continue
+        for line in table[table.index("\nstrategy ") + 1 :].splitlines()[1:]:
+            name, *_ = line.split("  ")
+            rest = line[len(name) :].replace(" %", "%").replace(" ~", "").replace(",", "")
+            rest = re.sub(r"(\S+%) \[[^]]*\]", r"\1", rest)
+            found[name] += re.sub(r"[\[\]]", " ", rest).split()
+    return {
+        name: dict(zip(EXPERIMENT_COLUMNS, cells, strict=True)) for name, cells in found.items()
+    }
+
+
+def test_the_experiments_page_shows_the_numbers_of_the_command():
+    directory = SAMPLES[0].parents[1] / "experiment-400mbit"
+    workspace = Workspace([], [OpenExperiment(0, "experiment", directory)])
+    results = load(directory)
+    page = experiments_page(workspace, Address())
+    (rows,) = [rows for rows in tables_of(page) if rows[0][0] == "strategy"]
+    on_page = {cells[0]: dict(zip(rows[0], cells, strict=True)) for cells in rows[1:]}
+    in_text = numbers_of_results(render_results(results))
+    assert list(on_page) == list(in_text)
+    assert len(in_text) == len(results.rows)
+    for name, cells in on_page.items():
+        said = in_text[name]
+        step, low, high = re.fullmatch(r"(\S+ \S+) \[(\S+), (\S+ \S+)\]", cells["step"]).groups()
+        low = f"{low} {high.split()[1]}"
+        times = {"step": step, "low": low, "high": high, "exposed": cells["exposed"]}
+        for column, shown in times.items():
+            assert microseconds(shown) / 1e3 == pytest.approx(float(said[column]), rel=0.006)
+        change = cells["vs baseline"].split()[0].replace(",", "")
+        if change.endswith("%"):  # the page writes 100 % and more in whole percents
+            digits = 0.05 if "." in change else 0.5
+            assert float(change[:-1]) == pytest.approx(float(said["change"][:-1]), abs=digits)
+        else:
+            assert change == said["change"] == "baseline"
+        assert cells["vs plain"].removesuffix(" ~") == said["plain"]
+        assert cells["vs tuned"].removesuffix(" ~") == said["tuned"]
+        for column in ("overlap", "accuracy"):
+            assert cells[column].replace(" ", "") == said[column]
+        assert cells["loss"] == said["loss"]
+    assert results.headline() in " ".join(text_of(page))
