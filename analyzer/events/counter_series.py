@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ddltrace.analyzer.events.event_columns import places_by_value
 from ddltrace.tracer.trace.counters import COUNTER_LIST, Counter
 
 _COUNTER_OF_NAME: Final = {counter.name: counter for counter in COUNTER_LIST}
@@ -57,8 +58,8 @@ def counter_series(table: pa.Table) -> list[CounterSeries]:
     for counter in COUNTER_LIST:
         code = words.index(counter.name) if counter.name in words else None
         of_name = np.flatnonzero(names == code)
-        for instance in np.unique(instances[of_name]).tolist():
-            rows = of_name[instances[of_name] == instance]
+        for instance, places in places_by_value(instances[of_name]):
+            rows = of_name[places]
             rows = rows[np.argsort(time_ns[rows], kind="stable")]
             rows = rows[np.isfinite(value[rows])]
             series = CounterSeries(

@@ -7,7 +7,9 @@ is never a valid value of these columns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -163,6 +165,16 @@ def distinct(values: IntArray) -> IntArray:
     is_new = np.ones(len(ordered), dtype=bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
     return ordered[is_new]
+
+
+def places_by_value(values: IntArray) -> Iterator[tuple[int, IntArray]]:
+    """The distinct values, ascending, each with its places, ascending: one sort for all of them."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    bounds = [0, *first.tolist(), len(order)] if len(order) else []
+    for begin, stop in pairwise(bounds):
+        yield int(ordered[begin]), order[begin:stop]
 
 
 class Gathered:

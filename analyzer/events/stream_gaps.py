@@ -7,11 +7,12 @@ module sorts the same columns in the same way, so that it finds the same order o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import BoolArray, IntArray, places_by_value
 
 LAUNCHES: Final = frozenset(
     {
@@ -70,7 +71,7 @@ def stream_gaps(
 
 def queue_lengths(
     launched: IntArray, launched_on: IntArray, start: IntArray, stream: IntArray
-) -> dict[int, tuple[IntArray, IntArray]]:
+) -> Iterator[tuple[int, tuple[IntArray, IntArray]]]:
     """The number of works that are launched and not begun, after each of its changes.
 
     Args:
@@ -79,15 +80,13 @@ def queue_lengths(
         start: Start of each of these works, in the order of the works in the file.
         stream: Their streams.
 
-    Returns:
-        Stream -> times and lengths.
+    Yields:
+        Each stream, ascending, with times and lengths.
     """
     times = np.concatenate([launched, start])
     order = np.argsort(times)
     change = np.repeat([1, -1], [len(launched), len(start)])[order]
     on = np.concatenate([launched_on, stream])[order]
-    found = {}
-    for number in distinct(on).tolist():
-        mine = on == number
-        found[number] = (times[order][mine], np.cumsum(change[mine]))
-    return found
+    times = times[order]
+    for number, mine in places_by_value(on):
+        yield number, (times[mine], np.cumsum(change[mine]))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import distinct
+from ddltrace.analyzer.events.event_columns import places_by_value
 
 Integers = npt.NDArray[np.int64]
 
@@ -44,15 +44,15 @@ def tracks_of(table: pa.Table, end_ns: Integers) -> list[Track]:
     kinds = table["kind"].combine_chunks()
     outer_first = _KindOrder(kinds.dictionary.to_pylist()).of(kinds.indices.to_numpy())
     found = []
-    for code in sorted(distinct(codes).tolist(), key=lambda each: _lane_key(names, each)):
-        rows = np.flatnonzero(codes == code)
+    lanes = sorted(places_by_value(codes), key=lambda each: _lane_key(names, each[0]))
+    for code, rows in lanes:
         # Of intervals with the same start the longer one is outside; then a step before its
         # phases, and a phase before what happens in it.
-        rows = rows[np.lexsort((outer_first[rows], -end_ns[rows], start[rows]))]
+        ordered = rows[np.lexsort((outer_first[rows], -end_ns[rows], start[rows]))]
         name = names[code] if code >= 0 else "events"
-        for number, part in enumerate(_nesting(start[rows], end_ns[rows])):
+        for number, part in enumerate(_nesting(start[ordered], end_ns[ordered])):
             suffix = f" ({number + 1})" if number else ""
-            found.append(Track(name + suffix, rows[part]))
+            found.append(Track(name + suffix, ordered[part]))
     return found
 
 
@@ -124,4 +124,4 @@ def _nesting(start: Integers, end: Integers) -> list[Integers]:
         else:
             part_of[number] = len(stacks)
             stacks.append([stop])
-    return [np.flatnonzero(part_of == part) for part in range(len(stacks))]
+    return [places for _, places in places_by_value(part_of)]

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    BoolArray,
+    IntArray,
+    distinct,
+    places_by_value,
+)
 from ddltrace.analyzer.events.rank_messages import Messages
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
@@ -628,8 +635,7 @@ def _rows_of(
 def _group_places(messages: AllMessages, rows: IntArray) -> IntArray:
     """The rank of each message's process within its group, in the order of the members."""
     place = np.array(messages.rank[rows], dtype=np.int64)
-    for group in distinct(messages.group[rows]).tolist():
-        mine = np.flatnonzero(messages.group[rows] == group)
+    for group, mine in places_by_value(messages.group[rows]):
         members = messages.members[group]
         rank = messages.rank[rows[mine]]
         place[mine] = places(members or tuple(distinct(rank).tolist()), rank)

@@ -27,6 +27,7 @@ from ddltrace.analyzer.events.event_columns import (
     FloatArray,
     IntArray,
     distinct,
+    places_by_value,
 )
 from ddltrace.analyzer.events.interval_sets import EMPTY, lengths_within
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -151,11 +152,12 @@ def collective_samples(
     keys = np.stack([collectives.op[index], messages.group_size[group], backend[group]])
     kinds, which = np.unique(keys, axis=1, return_inverse=True)
     size, us = collectives.size[index], transfer[index] / 1e3
+    of_kind = [places for _, places in places_by_value(which)]
     return {
         FitKind(messages.ops[op], ranks, names[backend_code]): _samples(
-            np.flatnonzero(which == i), size, us, disturbance
+            places, size, us, disturbance
         )
-        for i, (op, ranks, backend_code) in enumerate(kinds.T.tolist())
+        for places, (op, ranks, backend_code) in zip(of_kind, kinds.T.tolist(), strict=True)
     }
 
 
@@ -185,9 +187,8 @@ def link_samples(
     end, src, dst = messages.end[rows], messages.peer[rows], messages.rank[rows]
     links, which = np.unique(np.stack([src, dst]), axis=1, return_inverse=True)
     beside = np.zeros(len(rows))
-    for rank in distinct(dst).tolist():
+    for rank, mine in places_by_value(dst):
         compute = scans[rank].activity.compute
-        mine = np.flatnonzero(dst == rank)
         within = lengths_within(EMPTY if compute is None else compute, begin[mine], end[mine])
         beside[mine] = within / (end[mine] - begin[mine])
     order = np.argsort(which, kind="stable")

@@ -22,6 +22,7 @@ from ddltrace.analyzer.events.event_columns import (
     Columns,
     IntArray,
     distinct,
+    places_by_value,
 )
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
 from ddltrace.analyzer.events.launches import launches_of, named
@@ -175,8 +176,7 @@ def _stream_rows(
     is_known = (call != NULL) | (unseen is not None)
     queues = _queues(columns, work, call)
     rows = []
-    for code in distinct(lane).tolist():
-        mine = np.flatnonzero(lane == code)
+    for code, mine in places_by_value(lane):
         start, end = columns.start[work[mine]], columns.end[work[mine]]
         gaps = stream_gaps(start, end, launched[mine], is_known[mine], KERNEL_WAIT_US * 1000)
         queue = queues.get(code)
@@ -207,7 +207,7 @@ def _queues(columns: Columns, work: IntArray, call: IntArray) -> dict[int, IntAr
         columns.start[work],
         columns.lane[work],
     )
-    return {lane: values for lane, (_, values) in lengths.items()}
+    return {lane: values for lane, (_, values) in lengths}
 
 
 def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:

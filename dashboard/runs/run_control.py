@@ -18,6 +18,7 @@ import psutil
 
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.tracer.errors import DdltraceError
+from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 GRACE_SECONDS: Final = 30.0
@@ -240,7 +241,7 @@ def _tail(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _LOG_BYTES))
             return file.read().decode("utf-8", "replace")

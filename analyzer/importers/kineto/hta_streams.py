@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import distinct
+from ddltrace.analyzer.events.event_columns import places_by_value
 from ddltrace.analyzer.events.stream_gaps import (
     KERNEL_WAIT_US,
     queue_lengths,
@@ -36,7 +37,6 @@ Mask = npt.NDArray[np.bool_]
 WORK: Final = frozenset({"kernel", "Kernel", "gpu_memset", "Memset", "gpu_memcpy", "Memcpy"})
 """Categories of the events that HTA counts as work on a stream."""
 
-_Row = TypeVar("_Row")
 Tables = dict[str, dict[str, list[float | None]]]
 """Name of a table -> stream or kind of copy -> figures."""
 
@@ -97,8 +97,9 @@ def hta_streams(events: HtaEvents) -> tuple[Tables, SeriesTables]:
         GB/s. The series ``queue`` and ``bandwidth`` have the same keys.
     """
     idle: dict[str, list[float | None]] = {}
-    for stream in distinct(events.stream[events.is_work & (events.stream != -1)]).tolist():
-        rows = np.flatnonzero(events.is_work & (events.stream == stream))
+    works = np.flatnonzero(events.is_work & (events.stream != -1))
+    for stream, places in islice(places_by_value(events.stream[works]), _MAX_STREAMS):
+        rows = works[places]
         gaps = stream_gaps(
             events.start[rows],
             events.end[rows],
@@ -114,11 +115,7 @@ def hta_streams(events: HtaEvents) -> tuple[Tables, SeriesTables]:
         "queue": {stream: _described(series.value) for stream, series in queues.items()},
         "bandwidth": {name: _described(values) for name, values in copying.items() if len(values)},
     }
-    return _first_of(tables), _first_of({"queue": queues, "bandwidth": bandwidths})
-
-
-def _first_of(tables: dict[str, dict[str, _Row]]) -> dict[str, dict[str, _Row]]:
-    return {name: dict(list(table.items())[:_MAX_STREAMS]) for name, table in tables.items()}
+    return tables, {"queue": queues, "bandwidth": bandwidths}
 
 
 def _queues(events: HtaEvents) -> dict[str, Series]:
@@ -140,7 +137,7 @@ def _queues(events: HtaEvents) -> dict[str, Series]:
         events.start[works],
         events.stream[works],
     )
-    return {str(stream): _series(*columns) for stream, columns in lengths.items()}
+    return {str(stream): _series(*columns) for stream, columns in islice(lengths, _MAX_STREAMS)}
 
 
 def _bandwidths(events: HtaEvents) -> dict[str, Series]:
@@ -151,12 +148,14 @@ def _bandwidths(events: HtaEvents) -> dict[str, Series]:
     times = np.concatenate([start, start + np.where(length == 0, 1, length)])
     change = np.concatenate([events.bandwidth[rows], -events.bandwidth[rows]])
     kinds = [_kind_of_copy(events.names[code]) for code in events.name[rows].tolist()]
-    names = np.array([*kinds, *kinds])
+    names = sorted(set(kinds))
+    number = {name: place for place, name in enumerate(names)}
+    code = np.array([number[kind] for kind in (*kinds, *kinds)])
     order = np.argsort(times)
     found = {}
-    for name in sorted(set(kinds)):
-        mine = order[names[order] == name]
-        found[clean(name, 60)] = _series(times[mine], np.cumsum(change[mine]))
+    for which, places in islice(places_by_value(code[order]), _MAX_STREAMS):
+        mine = order[places]
+        found[clean(names[which], 60)] = _series(times[mine], np.cumsum(change[mine]))
     return found
 
 
