@@ -89,7 +89,7 @@ class Strangers(threading.Thread):
             for address, port in self._listening():
                 if port == self._store_port:
                     continue
-                if address != "127.0.0.1":
+                if address.removeprefix("::ffff:") != "127.0.0.1":  # gRPC's is of both families
                     self.wide[port] = address
                 self._visit(address, port)
         for held in self._held:
