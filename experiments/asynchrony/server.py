@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.marks import mark_name
 from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of
+from ddltrace.tracer.errors import MissingCapabilityError
 
 LONGEST_WAIT: Final = timedelta(days=30)
 """A worker may wait for a straggler for as long as it takes; lifelines report dead workers."""
@@ -117,4 +119,5 @@ class _Ended:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(MissingCapabilityError):  # the workers say it
+        main()

@@ -79,15 +79,20 @@ class TakenOver:
         parameters = [(n, p) for n, p in ddp.module.named_parameters() if id(p) in trainable]
         if _place(strategy) in ("servers", "peers"):
             _stop_broadcasts(ddp, strategy)
-        messages = _group_for_messages(strategy, ddp)
-        # What the frequency exchanges goes over the strategy's transport, too.
-        carried_by = group if strategy.transport is None else messages
-        policy = create_step_policy(
-            strategy,
-            StepContext(parameters, group, lambda: create_message_exchange(strategy, carried_by)),
-            messages,
-        )
-        exchange = _exchange_of_gradients(ddp, strategy, parameters, messages)
+        try:
+            messages = _group_for_messages(strategy, ddp)
+            # What the frequency exchanges goes over the strategy's transport, too.
+            carried_by = group if strategy.transport is None else messages
+            policy = create_step_policy(
+                strategy,
+                StepContext(
+                    parameters, group, lambda: create_message_exchange(strategy, carried_by)
+                ),
+                messages,
+            )
+            exchange = _exchange_of_gradients(ddp, strategy, parameters, messages)
+        except MissingCapabilityError as error:
+            refuse(strategy.spec, str(error))
         self.exchange = ModelExchange(
             ddp.module,
             parameters,
@@ -238,10 +243,7 @@ def _group_for_messages(strategy: Strategy, ddp: DistributedDataParallel) -> dis
     """
     group = ddp.process_group
     if strategy.transport is not None:
-        try:
-            return new_group_like(group, "exchange", backend_of(strategy.transport))
-        except MissingCapabilityError as error:
-            refuse(strategy.spec, str(error))
+        return new_group_like(group, "exchange", backend_of(strategy.transport))
     if (
         strategy.schedule.agreement == "plan"
         and not strategy.encodes
