@@ -97,14 +97,16 @@ def test_a_directory_is_never_overwritten_without_force(tmp_path: Path) -> None:
         assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
 
 
-def test_force_replaces_a_trace(tmp_path: Path) -> None:
+def test_force_replaces_a_trace_and_nothing_else(tmp_path: Path) -> None:
     trace, job = tmp_path / "trace", [sys.executable, "-c", "pass"]
     run(traced(trace, job), cwd=tmp_path)
-    (trace / "old").touch()
+    (trace / "own").touch()
+    # Nothing was recorded: the corrected command needs no --force.
+    assert run(traced(trace, job), cwd=tmp_path).status == 1
+    (trace / "rank-00000-0-1.arrow").touch()
     assert run(traced(trace, job), cwd=tmp_path).status == 2
     run(traced(trace, job, "--force"), cwd=tmp_path)
-    assert not (trace / "old").exists()
-    assert (trace / "run.json").exists()
+    assert {path.name for path in trace.iterdir()} == {"own", "run.json"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

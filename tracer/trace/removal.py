@@ -15,7 +15,7 @@ from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.trace.json_files import read_json
 from ddltrace.tracer.trace.liveness import is_gone, pid_namespace
 from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars
-from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import SCHEMA_FAMILY
 from ddltrace.tracer.trace.trace_files import RUN_FILE, parts_of
 
@@ -57,8 +57,8 @@ def holds_no_events(directory: Path) -> bool:
             len(runs) == len(folders)
             and not recorded
             and all(
-                not run.ranks and _writer(folder, run) is None
-                for folder, run in zip(folders, runs, strict=True)
+                not run.ranks and (run.status != "running" or run.labels.get(PARTS_LABEL))
+                for run in runs
             )
         )
     return False
