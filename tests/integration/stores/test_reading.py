@@ -141,7 +141,7 @@ def test_commands_take_urls(sample: str, tmp_path: Path) -> None:
         assert not run("export", place, "--to", "csv", "-o", str(file)).exit_code
     assert files[0].read_bytes() == files[1].read_bytes()
     found = discover([sample])
-    workspace = Workspace([ddltrace.open(path) for path in found.traces])
+    workspace = Workspace([open_trace(path) for path in found.traces])
     assert workspace.get(0).layout()["ranks"] == [0, 1, 2, 3]
     with pytest.raises(TraceError, match="followed live"):
         workspace.live(0)
