@@ -30,7 +30,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "mpi": {"mpi4py": "mpi4py", "mpich": "mpi4py"},
     "zmq": {"pyzmq": "zmq"},
     "grpc": {"grpcio": "grpc"},
-    "dask": {"dask[distributed]": "distributed"},
+    "dask": {"dask[distributed]": "distributed", "cryptography": "cryptography"},
     "fsspec": {"fsspec": "fsspec"},
 }
 """Extra -> the packages that it installs -> the module that each provides."""

@@ -198,6 +198,7 @@ def _interrupts_held_back() -> Iterator[None]:
 @contextmanager
 def _local_cluster(workers: int | None, memory_limit: str) -> Iterator[Any]:
     from distributed import LocalCluster
+    from distributed.security import Security
 
     with (
         tempfile.TemporaryDirectory(prefix="ddltrace-dask-") as folder,
@@ -207,6 +208,8 @@ def _local_cluster(workers: int | None, memory_limit: str) -> Iterator[Any]:
             processes=True,
             memory_limit=memory_limit,
             dashboard_address="127.0.0.1:0",
+            # Its ports execute what they are sent, and other users of the host reach them.
+            security=Security.temporary(),
             silence_logs=logging.CRITICAL + 1,
             local_directory=folder,
             preload=[dask_worker.__name__],

@@ -307,3 +307,18 @@ def test_ctrl_c_leaves_no_process(wide, moment):
     assert (process.returncode, stdout, stderr.strip()) == (130, "", "ddltrace: interrupted")
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
+
+
+def test_a_stranger_gives_a_local_cluster_no_task() -> None:
+    from distributed import Client
+    from distributed.security import Security
+
+    with open_dask(workers=1) as engine:
+        address = engine._client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        stranger = Security.temporary()  # a certificate, but not of this cluster
+        with pytest.raises(OSError, match=r"(?i)certificate|timed out"):
+            Client(address, security=stranger, timeout=2, set_as_default=False)
+        with pytest.raises(OSError, match=r"(?i)timed out|closed|TLS"):
+            Client(address.replace("tls", "tcp"), timeout=2, set_as_default=False)
+        assert list(engine.map(len, ["abc"], "counting")) == [3]
