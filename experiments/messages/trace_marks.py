@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from ddltrace.tracer.capture.session import Session
 
 

@@ -10,7 +10,6 @@ import shutil
 import string
 import subprocess
 import sys
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -127,7 +126,7 @@ def test_words_that_look_like_keys(key: str) -> None:
     "command",
     [
         "torchrun --nproc-per-node 8 --nnodes 2:4 --rdzv-endpoint=host:29500 train.py",
-        f"torchrun --rdzv-id {uuid.uuid4()} --rdzv-backend c10d train.py --epochs 3",
+        "torchrun --rdzv-id 9b216aec-7830-4fc0-a7a3-7c4cd8e7481f --rdzv-backend c10d train.py",
         "python train.py --max-tokens 512 --num_tokens=1024 --tokenizer gpt2 --pad-token x",
         "python train.py --token-file /run/secrets/token --password-file pw.txt --key-dim 64",
         "python train.py --use-auth-token train.py --trust-remote-code --sort-key name",
