@@ -36,6 +36,7 @@ NATIVE_COUNTERS = NATIVE_COVERAGE / "counters"
 GENERATORS = (
     "docs/generate_cli_reference.py",
     "docs/generate_report_reference.py",
+    "docs/generate_sql_reference.py",
     "docs/generate_module_list.py",
 )
 SCRIPTS = {

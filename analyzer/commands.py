@@ -411,9 +411,10 @@ def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: floa
     """Run a SQL query over a trace.
 
     SQL is one SELECT in DuckDB's dialect, or EXPLAIN and a SELECT, over the tables events,
-    messages, collectives, tensors, steps, ranks, rank_steps, critical_path, kernels, operators,
-    launches, streams and copies. Other statements are refused: the query can read nothing else
-    and write nothing.
+    counters, messages, collectives, tensors, steps, ranks, rank_steps, critical_path, kernels,
+    operators, launches, streams, copies, hta_queue_length and hta_copy_bandwidth
+    (docs/sql-reference.md has their columns). Other statements are refused: the query can read
+    nothing else and write nothing.
     """
     from ddltrace.analyzer.formatting.sizes import parse_memory_limit
     from ddltrace.analyzer.query.rows_as_text import rows_as_text

@@ -1686,7 +1686,8 @@ def _plain(value: Any) -> Any:
     return None if value is None else asdict(value)
 
 
-_PREFIXES: Final = {"critical_path": "path", "copies": "copy"}
+PREFIXES: Final = {"critical_path": "path", "copies": "copy"}
+"""Records in rows -> how their columns begin in tables."""
 
 
 def flat_row(row: Any) -> dict[str, Any]:
@@ -1694,7 +1695,7 @@ def flat_row(row: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in asdict(row).items():
         if isinstance(value, dict):
-            prefix = _PREFIXES.get(name, name)
+            prefix = PREFIXES.get(name, name)
             flat |= {f"{prefix}_{inner}": part for inner, part in value.items()}
         else:
             flat[name] = value

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ddltrace.cli import cli
+from ddltrace.tracer.optional_packages import EXTRAS, NOT_IN_ALL, USES
 
 PAGE = Path(__file__).with_name("cli-reference.md")
 WIDTH = 90
@@ -21,6 +22,32 @@ Written by `python3 dev.py docs` from the commands' own help; a test fails when 
 Data goes to stdout, progress to stderr. Exit status: 0 good, 1 an error, 2 wrong usage,
 3 a threshold of `--fail-on` was missed; `ddltrace run` returns the job's own status
 (128 + n when signal n killed it), or 1 if nothing could be recorded.
+"""
+
+
+VARIABLES = {
+    "DDLTRACE_LEVEL": "`--level` of `ddltrace run`; also the level of `ddltrace.tracer.install`",
+    "DDLTRACE_COUNTERS": "`0`: as `--no-counters` of `ddltrace run`",
+    "DDLTRACE_OUTPUT": "the trace directory of `ddltrace.tracer.install` if it is given none",
+    "DDLTRACE_NATIVE": "`0`: record in Python alone, without the compiled library",
+    "DDLTRACE_UPLOAD_WAIT": "seconds without progress after which `ddltrace run` and `ddltrace "
+    "upload` give up an upload; 60 by default",
+    "DDLTRACE_IMPORT_MEMORY": "memory for one imported file, such as `4GiB`, in all commands",
+    "DDLTRACE_COMMUNICATION_KERNELS": "`--communication-kernels`, in all commands",
+    "DDLTRACE_DEBUG": "any value: an internal error is shown with its traceback",
+    "DDLTRACE_CONFIG": "set by `ddltrace run` for the processes of the job; hand it on, with "
+    "`PYTHONPATH`, to ranks that a scheduler starts elsewhere ([clusters.md](clusters.md))",
+    "DDLTRACE_EXPERIMENT_OBSERVE": "set by `ddltrace experiment` for the processes of its jobs",
+    "DDLTRACE_PROTOCOL": "set by `ddltrace experiment` for the processes of its jobs",
+}
+"""The variables of the environment that ddltrace reads under names of its own."""
+
+OTHERS = """\
+It also reads `XDG_CACHE_HOME` (where the compiled library and the dashboard's caches lie;
+`~/.cache/ddltrace` by default), the variables of launchers (`RANK`, `LOCAL_RANK`, `MASTER_ADDR`,
+`TORCHELASTIC_RESTART_COUNT`, those of Slurm and of `torchrun`), those of stores (such as
+`AWS_ENDPOINT_URL`), and, with `analyze --to`, those of the tracker (`MLFLOW_TRACKING_URI`,
+`WANDB_MODE`, ...).
 """
 
 
@@ -58,6 +85,18 @@ def render() -> str:
     for context in all_contexts():
         parts.append(f"## `{context.command_path}`\n")
         parts.append(f"```text\n{context.command.get_help(context)}\n```\n")
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
+    parts.append("# Environment variables\n")
+    parts.append("| variable | effect |\n|---|---|\n" + "\n".join(rows) + "\n")
+    parts += [OTHERS, "# Extras\n"]
+    rows = [
+        f"| `{extra}` | {USES[extra]} | {', '.join(f'`{name}`' for name in packages)} "
+        f"| {'no' if extra in NOT_IN_ALL else 'yes'} |"
+        for extra, packages in EXTRAS.items()
+    ]
+    head = "| extra | for | installs | part of `all` |\n|---|---|---|---|\n"
+    parts.append("`pip install 'ddltrace[EXTRA]'` adds what a command needs besides the core.\n")
+    parts.append(head + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 

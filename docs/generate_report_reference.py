@@ -1,4 +1,4 @@
-"""Writes `docs/report-reference.md` from the records of the analysis: `python3 dev.py docs`."""
+"""Writes `docs/report-reference.md` from the records of the JSON: `python3 dev.py docs`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from ddltrace.analyzer import model
-from ddltrace.analyzer.compare import comparison
+from ddltrace.analyzer.compare import comparison, regression
+from ddltrace.analyzer.measures.hta_definitions import HtaTables
+from ddltrace.analyzer.report import threshold
+from ddltrace.experiments.harness import loss_comparison, results, settings, step_intervals
+from ddltrace.experiments.harness.synchronization_report import synchronization_of
+from ddltrace.experiments.transport_benchmark import comparison as transports
+from ddltrace.experiments.transport_benchmark import settings as transport_settings
 
 PAGE = Path(__file__).with_name("report-reference.md")
 
@@ -23,6 +30,10 @@ Times are microseconds (`_us`), shares are fractions from 0 to 1, bandwidths are
 second (`_gbps`). What the trace cannot give is null, never zero. Keys may be added; those that
 are here keep their meaning as long as `schema` stays the same. In Python the same records are
 the attributes of `Analysis`, see [python-api.md](python-api.md).
+
+This page has the keys of `ddltrace analyze --json`, `ddltrace compare --json`, `results.json` of
+an experiment and `ddltrace experiment transports --json`, and the names that `--fail-on` takes.
+[sql-reference.md](sql-reference.md) has the columns of the tables of `ddltrace query`.
 """
 
 TERMS = """\
@@ -114,27 +125,145 @@ own start:
 A release after the end of the message counts as at its end.
 """
 
-DOCUMENTS = (
-    ("ddltrace analyze --json", model.SCHEMA, model.Analysis),
-    ("ddltrace compare --json", comparison.SCHEMA, comparison.Comparison),
+DESCRIBED = "`count`, `mean`, `std`, `min`, `p25`, `p50`, `p75` and `max`"
+
+OF_ANALYSIS = f"""\
+## `definitions`, `hta`
+
+- `definitions`: `ddltrace`, or `hta` with `--definitions hta`. Then `overlap_ratio`, `idle_us`,
+  `compute_us` and `span_us` of `ranks[]` are Holistic Trace Analysis's (null where it has none),
+  and there is the key `hta` with its tables ([how its definitions
+  differ](trace-format.md#imported-traces)).
+- `hta.idle_time[]`: {{idle_time}} Columns: `rank`, `stream`, `host_wait_us`, `kernel_wait_us`,
+  `other_us`, as in `StreamRow`.
+- `hta.queue_length[]`: {{queue_length}} Columns: `rank`, `stream`, and
+  {DESCRIBED} of the length over all changes of it.
+- `hta.memory_bandwidth[]`: {{memory_bandwidth}} Columns: `rank`, `name`, and
+  {DESCRIBED} of the bandwidth over all changes of it.
+
+## Names that `analyze --fail-on` takes
+
+These keys of `summary`, as in `--fail-on "step_us.p50>200000"`, with `<`, `<=`, `>`, `>=`, `==`
+or `!=`: {{keys}}.
+"""
+
+OF_COMPARISON = """\
+## Names that `compare --fail-on` takes
+
+A change (after - before) of one of these, as in `--fail-on "step_us>+5%"` (percent of before) or
+`--fail-on "overlap_ratio<-0.1"`: {keys}. `step_us` is the mean; names of a category and `_us` are
+the critical path's. The check fails if the change is beyond the limit and more than noise.
+"""
+
+OF_SETTINGS = {
+    "ddltrace": "Version of ddltrace that began the experiment.",
+    "resumed_with_ddltrace": "Another version that continued it; absent if none did.",
+    "cpus": "Processors of the machine.",
+    "torch": "Version of PyTorch; null until a run has ended.",
+    "gradient_bytes": "Bytes of all gradients; null for a job of your own.",
+}
+
+DERIVED: dict[type, dict[str, tuple[str, type | None]]] = {
+    results.Results: {
+        "schema": ("Name and version of the form of this file.", None),
+        "headline": ("The result in one or two sentences.", None),
+        "plain": ("`strategy` of the row of `fifo`; null if there is none.", None),
+        "tuned_ddp": (
+            "`strategy` of the fastest row of DistributedDataParallel, or null.",
+            None,
+        ),
+    },
+    results.Row: {
+        "cycle_steps": ("Steps after which its exchanges repeat; 1 if all are alike.", None),
+        "step_time": ("Its step time over rounds; null without steps.", step_intervals.StepTime),
+        "difference": (
+            "Difference of its step time to the baseline's; null for the baseline.",
+            step_intervals.Difference,
+        ),
+        "speedup_plain": ("Speed-up over `plain`; null for itself.", step_intervals.Speedup),
+        "speedup_tuned_ddp": (
+            "Speed-up over `tuned_ddp`; null for itself.",
+            step_intervals.Speedup,
+        ),
+        "loss_difference": (
+            "Its loss beside that of `tuned_ddp`, or of the baseline without a row of DDP.",
+            loss_comparison.LossDifference,
+        ),
+    },
+    transports.TransportResult: {
+        "fits": ("Operation -> latency and bandwidth, fitted over its sizes.", transports.Fit),
+    },
+}
+"""Record -> keys that its JSON has besides its attributes: meaning, and the record in each."""
+
+DOCUMENTS: tuple[tuple[str, str, tuple[tuple[type, str], ...]], ...] = (
+    ("ddltrace analyze --json", model.SCHEMA, ((model.Analysis, ""),)),
+    ("ddltrace compare --json", comparison.SCHEMA, ((comparison.Comparison, ""),)),
+    (
+        "results.json",
+        results.SCHEMA,
+        ((results.Results, ""), (settings.Settings, "settings.")),
+    ),
+    (
+        "ddltrace experiment transports --json",
+        transports.SCHEMA,
+        (
+            (transport_settings.Settings, "settings."),
+            (transports.TransportResult, "transports[]."),
+        ),
+    ),
 )
+
+NOTES = {
+    "results.json": (
+        "`ddltrace experiment run` writes it into the experiment's directory and prints the same "
+        "with `--json`; so does `ddltrace experiment compare --json`."
+    )
+}
 
 
 def render() -> str:
     """The page's text."""
     parts = [INTRODUCTION, TERMS]
-    for command, schema, root in DOCUMENTS:
-        parts.append(f"# `{command}`\n\n`schema` is `{schema}`.\n")
-        parts += list(sections(root, ""))
+    for command, schema, roots in DOCUMENTS:
+        note = f" {NOTES[command]}" if command in NOTES else ""
+        parts.append(f"# `{command}`\n\n`schema` is `{schema}`.{note}\n")
+        for root, place in roots:
+            parts += sections(root, place)
+        parts += more(roots[0][0])
     return with_places("\n".join(parts))
+
+
+def more(root: type) -> list[str]:
+    """The parts of a document that are no records."""
+    if root is model.Analysis:
+        tables = attributes(HtaTables)
+        return [OF_ANALYSIS.format(keys=names(threshold.KEYS), **tables)]
+    if root is comparison.Comparison:
+        return [OF_COMPARISON.format(keys=names(regression.KEYS))]
+    if root is results.Results:
+        text = (inspect.getdoc(synchronization_of) or "").partition("Else ")[2]
+        synchronization = " ".join(text.split()).replace("``", "`").replace("None", "null")
+        lines = [f"- `{name}`: {meaning}" for name, meaning in OF_SETTINGS.items()]
+        return [
+            "Besides these, the settings have\n\n" + "\n".join(lines) + "\n",
+            f"## `rows[].runs[].synchronization`\n\nIts keys: {synchronization}\n",
+        ]
+    return []
+
+
+def names(keys: Iterable[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(f"`{key}`" for key in keys)
 
 
 def with_places(text: str) -> str:
     """Replaces names of records and of their attributes by the places of their keys."""
     found: dict[str, str] = {}
-    for _, _, root in DOCUMENTS:
-        for kind, place in records(root, ""):
-            found.setdefault(kind.__name__, place)
+    for _, _, roots in DOCUMENTS:
+        for root, where in roots:
+            for kind, place in records(root, where):
+                found.setdefault(kind.__name__, place)
 
     def key(match: re.Match[str]) -> str:
         place, attribute = found.get(match[1]), match[2] or ""
@@ -146,34 +275,40 @@ def with_places(text: str) -> str:
 
 def records(record: type, place: str) -> Iterator[tuple[type, str]]:
     """The records in a record and their places, depth first."""
+    for kind, name in records_of(record, place):
+        yield kind, name
+        yield from records(kind, f"{name}.")
+
+
+def records_of(record: type, place: str) -> Iterator[tuple[type, str]]:
+    """The records that the attributes of a record hold, and their places."""
     for field in dataclasses.fields(record):
         kind = record_in(record, str(field.type)) if field.repr else None
         if kind is not None:
-            many = "[]" if str(field.type).startswith("tuple[") else ""
-            name = f"{place}{field.name}{many}"
-            yield kind, name
-            yield from records(kind, f"{name}.")
+            many = "[]" if str(field.type).startswith(("tuple[", "list[")) else ""
+            yield kind, f"{place}{field.name}{many}"
+    for name, (_, kind) in DERIVED.get(record, {}).items():
+        if kind is not None:
+            yield kind, f"{place}{name}"
 
 
 def sections(record: type, place: str) -> Iterator[str]:
     """The section of a record and those of the records in it, depth first."""
     meanings = attributes(record)
-    inner: list[tuple[type, str]] = []
-    lines = []
-    for field in dataclasses.fields(record):
-        if not field.repr:
-            continue
-        kind = record_in(record, str(field.type))
-        many = str(field.type).startswith("tuple[")
-        if kind is not None:
-            inner.append((kind, f"{place}{field.name}{'[]' if many else ''}"))
-        lines.append(f"- `{field.name}`: {meanings.get(field.name, '')}".rstrip(" :"))
+    keys = {field.name: meanings.get(field.name, "") for field in fields_of(record)}
+    keys |= {name: meaning for name, (meaning, _) in DERIVED.get(record, {}).items()}
+    lines = [f"- `{name}`: {meaning}".rstrip(" :") for name, meaning in keys.items()]
     text = (inspect.getdoc(record) or "").partition("Attributes:\n")[0].rstrip()
     summary = text.replace("``", "`").replace("None", "null")
     title = place.rstrip(".") or "the whole"
     yield f"## {f'`{title}`' if place else title}\n\n{summary}\n\n" + "\n".join(lines) + "\n"
-    for kind, name in inner:
+    for kind, name in records_of(record, place):
         yield from sections(kind, f"{name}.")
+
+
+def fields_of(record: type) -> list[dataclasses.Field[Any]]:
+    """The attributes that are keys of the JSON."""
+    return [field for field in dataclasses.fields(record) if field.repr]
 
 
 def record_in(record: type, annotation: str) -> type | None:
@@ -184,15 +319,15 @@ def record_in(record: type, annotation: str) -> type | None:
     return next(kinds, None)
 
 
-def attributes(record: type) -> dict[str, str]:
-    """What the docstring says of each attribute."""
-    _, _, text = (inspect.getdoc(record) or "").partition("Attributes:\n")
+def attributes(record: Any, title: str = "Attributes") -> dict[str, str]:
+    """What the docstring says of each attribute, or of what another title lists."""
+    _, _, listing = (inspect.getdoc(record) or "").partition(f"{title}:\n")
     found: dict[str, str] = {}
-    for entry in re.split(r"\n(?=    \w)", "\n" + text.split("\n\n")[0]):
-        names, colon, meaning = entry.strip().partition(": ")
+    for entry in re.split(r"\n(?=    \w)", "\n" + listing.split("\n\n")[0]):
+        listed, colon, meaning = " ".join(entry.split()).partition(": ")
         if colon:
-            meaning_text = " ".join(meaning.split()).replace("``", "`").replace("None", "null")
-            found |= dict.fromkeys(names.split(", "), meaning_text)
+            text = meaning.replace("``", "`").replace("None", "null")
+            found |= dict.fromkeys(listed.split(", "), text)
     return found
 
 

@@ -35,9 +35,10 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Extra -> the packages that it installs -> the module that each provides."""
 
-TRACKERS: Final = ("mlflow", "wandb", "tensorboard")
-"""Extras that the extra ``all`` leaves out: a tracker is of use to those who have its server, and
-brings some dozen packages along."""
+NOT_IN_ALL: Final = ("mlflow", "wandb", "tensorboard", "mpi")
+"""Extras that the extra ``all`` leaves out. A tracker is of use to those who have its server, and
+brings some dozen packages along; PyTorch Lightning initializes MPI in each job as soon as mpi4py is
+installed."""
 
 USES: Final[Mapping[str, str]] = {
     "report": "analyze --html",

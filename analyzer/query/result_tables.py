@@ -76,7 +76,18 @@ class EventStream:
 
 
 def counters_table(trace: Trace) -> pa.Table:
-    """One row per resource counter and sample: when, in which step, which value and unit."""
+    """One row per resource counter and sample.
+
+    Columns:
+        rank: Global rank.
+        host: Name of its host.
+        time_ns: When it was sampled, on rank 0's clock.
+        step: Step of the process at that time; null outside all steps.
+        name: The counter.
+        instance: The network interface, or the UUID of the device; null for others.
+        value: The value.
+        unit: Its unit.
+    """
     units = {counter.name: counter.unit for counter in COUNTER_LIST}
     tables = []
     for rank in trace.ranks:
@@ -101,7 +112,14 @@ def counters_table(trace: Trace) -> pa.Table:
 
 
 def hta_queue_length_table(trace: Trace) -> pa.Table:
-    """One row per change of the length of a stream's queue, as HTA's time series has it."""
+    """One row per change of the length of a stream's queue, as HTA's time series has it.
+
+    Columns:
+        rank: Global rank.
+        stream: Number of the stream.
+        time_us: Time since the first event of all ranks.
+        queue_length: Works launched and not begun, from this time on.
+    """
     found = hta_series(trace, "queue")
     streams = [int(key) for _, key, _ in found]
     columns = _series_columns(found, "stream", pa.array(streams, pa.int64()))
@@ -110,7 +128,14 @@ def hta_queue_length_table(trace: Trace) -> pa.Table:
 
 
 def hta_copy_bandwidth_table(trace: Trace) -> pa.Table:
-    """One row per change of the bandwidth of a kind of copy, as HTA's time series has it."""
+    """One row per change of the bandwidth of a kind of copy, as HTA's time series has it.
+
+    Columns:
+        rank: Global rank.
+        name: The kind of copy, such as ``Memcpy HtoD``.
+        time_us: Time since the first event of all ranks.
+        gigabytes_per_s: Bandwidth of the copies that run from this time on, together.
+    """
     found = hta_series(trace, "bandwidth")
     columns = _series_columns(found, "name", pa.array([key for _, key, _ in found], pa.string()))
     values = np.concatenate([np.empty(0), *(series.value for *_, series in found)])
@@ -131,8 +156,28 @@ def _series_columns(
 
 
 def messages_table(analyzed: Analyzed) -> pa.Table:
-    """One row per message, joined across ranks, with the rank that it waited for, its wait and its
-    transfer."""
+    """One row per message, joined across ranks, with its wait and its transfer.
+
+    Columns:
+        rank: Global rank.
+        op: Operation.
+        group: Name of the process group.
+        seq: Its number in the group.
+        step: Step in whose window it starts.
+        peer: The other side, or the root.
+        tag: Tag of a send or receive.
+        bytes: Bytes of its input.
+        out_bytes: Bytes of its output.
+        start_ns: Its start.
+        end_ns: Its end; null if it is open or the time is unknown.
+        duration_us: From its start to its end.
+        wait_us: From its start to its release, at most to its end; null if one is unknown.
+        transfer_us: The rest of its duration.
+        waited_for_rank: The rank that released it; its own if it did not wait.
+        collective: Its collective, the column of this name in ``collectives``; null for sends and
+            receives.
+        partner: For a send or receive: the row of the other side in this table, from 0.
+    """
     joined = analyzed.joined
     messages = joined.messages
     wait, transfer = joined.wait_and_transfer()
@@ -161,7 +206,26 @@ def messages_table(analyzed: Analyzed) -> pa.Table:
 
 
 def collectives_table(analyzed: Analyzed) -> pa.Table:
-    """One row per collective; its place is the ``collective`` of its messages."""
+    """One row per collective.
+
+    Columns:
+        collective: Its number in this trace, which its messages have in ``messages``.
+        op: Operation.
+        group: Name of the process group.
+        seq: Its number in the group.
+        step: Step in which the last rank entered it.
+        bytes: Input bytes of one rank, the largest.
+        ranks: Ranks whose message was recorded.
+        state: ``complete``, ``open``, ``partial`` or ``mismatch``.
+        first_ns: The first arrival.
+        last_ns: The last arrival.
+        end_ns: The last end; null if an end is unknown.
+        last_rank: The last rank to arrive.
+        lateness_us: Last arrival minus the median arrival of the other ranks.
+        arrival_skew_us: Last arrival minus the first.
+        wait_us: Sum over ranks of the last arrival minus theirs; null unless it is complete.
+        transfer_us: Last end minus last arrival; null unless it is complete.
+    """
     joined = analyzed.joined
     one = joined.collectives
     done = one.timed
@@ -189,7 +253,16 @@ def collectives_table(analyzed: Analyzed) -> pa.Table:
 
 
 def path_table(analyzed: Analyzed) -> pa.Table:
-    """One row per piece of the critical path of every step."""
+    """One row per piece of the critical path of every step.
+
+    Columns:
+        step: The step.
+        rank: The rank on which the piece is.
+        category: As in the keys of ``steps[].critical_path``, such as ``compute``.
+        name: Layer, tensor or operation; null without a name.
+        start_ns: Its begin.
+        end_ns: Its end, where the next piece of the step begins.
+    """
     columns: dict[str, list[Any]] = {
         name: [] for name in ("step", "rank", "category", "name", "start_ns", "end_ns")
     }
@@ -234,7 +307,41 @@ def tensors_table(analyzed: Analyzed) -> pa.Table:
 
 
 def rank_steps_table(analyzed: Analyzed) -> pa.Table:
-    """One row per rank and step: where its time went; null where the trace does not show."""
+    """One row per rank and step: where its time went; null where the trace does not show.
+
+    Columns:
+        rank: Global rank.
+        step: The step; -1 for the whole trace if it has no steps.
+        start_ns: Begin of the rank's step.
+        launches: Kernels, copies and messages that were launched in it.
+        wall_us: Duration of the rank's step.
+        compute_us: Compute.
+        comm_us: Communication.
+        overlap_us: Overlap.
+        exposed_us: Exposed communication.
+        copy_us: Copies outside of compute and communication.
+        idle_us: Idle time.
+        waiting_us: Waiting.
+        transfer_us: Transfer.
+        sync_us: A message waits for its release, and the rank does not compute.
+        blocked_us: A thread of the host is blocked in a wait.
+        data_us: Data loading.
+        update_us: The optimizer's update.
+        update_alone_us: The update on the host without communication; 0 with recorded device work.
+        host_us: Other code of the host.
+        stopped_us: No thread of the process ran.
+        exposed_wait_us: Waiting without compute and copies.
+        exposed_transfer_us: Transfer without compute.
+        idle_data_us: Idle time while the host fetches a batch.
+        idle_other_rank_us: Idle time while the host is blocked on a message that another rank has
+            not entered.
+        idle_message_us: Idle time while the host is blocked on another message.
+        idle_host_us: Idle time while the host runs code.
+        idle_stopped_us: Idle time while no thread of the process ran.
+        idle_unknown_us: Idle time of which nothing was recorded.
+        idle_in_phase_us: The part of ``idle_host_us`` inside of forward, backward and optimizer.
+        launch_gap_us: The part of ``idle_host_us`` in gaps of at most 1 ms.
+    """
     columns = {}
     for name, values in analyzed.analysis.rank_steps.items():
         if name == "start_ns" or not name.endswith("_ns"):
@@ -245,12 +352,41 @@ def rank_steps_table(analyzed: Analyzed) -> pa.Table:
 
 
 def kernels_table(analyzed: Analyzed) -> pa.Table:
-    """One row per kernel or kind of copy, rank and step (null outside of steps)."""
+    """One row per kernel or kind of copy, rank and step.
+
+    Columns:
+        rank: Global rank.
+        step: The step; null outside of steps.
+        name: Its name.
+        kind: ``compute``, ``communication`` or ``copy``.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+        min_us: Shortest duration.
+        max_us: Longest duration.
+    """
     return _operations_table(analyzed.executions, DEVICE_KINDS)
 
 
 def operators_table(analyzed: Analyzed) -> pa.Table:
-    """One row per operator or runtime call, rank and step (null outside of steps)."""
+    """One row per operator or runtime call, rank and step.
+
+    Columns:
+        rank: Global rank.
+        step: The step; null outside of steps.
+        name: Its name.
+        kind: ``operator`` or ``runtime``.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+        min_us: Shortest duration.
+        max_us: Longest duration.
+        self_us: Sum of its durations without nested operators and runtime calls.
+        device_us: Durations of the kernels and copies launched in it.
+        self_device_us: The same without those launched by another operator in it.
+    """
     return _operations_table(analyzed.executions, HOST_KINDS)
 
 

@@ -54,7 +54,7 @@ class Row:
             `cycle_steps` steps in a row.
         step_us_p95: Their 95th percentile.
         overlap_ratio, exposed_us, payload_bytes, wire_bytes, messages, encode_us, decode_us,
-            train_loss, test_loss, test_accuracy: As those of `Run`.
+            train_loss, test_loss, test_accuracy: As that of `Run`.
         peak_memory_bytes: The largest of the runs.
         losses: Mean over the finished runs of each step's loss, warm-up included; None where a
             run diverged.

@@ -23,7 +23,8 @@ class Run:
         strategy: The strategy's spec, or a trace's name.
         round: Number of the round, from 1.
         seed: Seed of the weights, the split and the order of the data.
-        status: How the run ended.
+        status: How the run ended: ``complete``, ``diverged`` (its losses are not finite),
+            ``failed`` or ``hung`` (it was ended after ``--timeout``).
         reason: Why it did not complete; None if it did.
         trace: The trace's directory, relative to the results' directory; None if the run left no
             trace that can be read.
@@ -46,8 +47,7 @@ class Run:
         test_accuracy: On the held-out examples, at the end, 0 to 1.
         replicas_identical: Whether all ranks ended with the same parameters to the last bit.
         synchronization: How far ahead of each other workers ran, and whether the rule's promises
-            were kept, as `synchronization_report.synchronization_of` says; None if the trace has
-            no clocks.
+            were kept; None if the trace has no clocks.
         choices: What the strategy chose by sizes or measurements: ``auto`` (groups, links and the
             architecture for each size), ``placement`` (loads of the servers and their skew). And
             ``protocol``: the profile that paced the messages, with its sources, and the number and

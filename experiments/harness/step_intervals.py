@@ -68,7 +68,8 @@ class StepTime:
     """A strategy's step time with its interval.
 
     Attributes:
-        us: Mean over rounds of the median step, microseconds; see `means_over_cycles`.
+        us: Mean over rounds of the median step, microseconds; of a strategy that exchanges in
+            some steps only, of means over one cycle of its exchanges.
         low_us, high_us: Bounds of the interval; None if there are too few steps.
         over: The units that the interval is computed over: rounds or steps.
         rounds: Number of rounds.
@@ -121,7 +122,7 @@ class Speedup:
 
     Attributes:
         ratio: The other's step time over this one's: above 1 is faster.
-        low, high: Bounds of the interval at `LEVEL`.
+        low, high: Bounds of the 95 % interval.
         verdict: ``faster`` or ``slower`` if 1 is outside the interval over rounds, else ``noise``;
             one round is always ``noise``.
         over: The units that the interval is computed over: rounds or steps.

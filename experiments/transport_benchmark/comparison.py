@@ -27,7 +27,7 @@ class Point:
     """One operation at one size.
 
     Attributes:
-        operation: A key of `OPERATIONS`.
+        operation: ``ping_pong``, ``push_pull`` or ``all_reduce``.
         bytes: Size of the message; of the whole vector for an all_reduce.
         us: Median time of one round (us).
         cpu_us: Processor time of one round, over all ranks (us).

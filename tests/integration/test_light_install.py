@@ -9,7 +9,7 @@ import pytest
 from support.jobs import JOBS, Done, run
 from support.slim_environment import ROOT, make_slim_environment, project
 
-from ddltrace.tracer.optional_packages import EXTRAS, TRACKERS, USES
+from ddltrace.tracer.optional_packages import EXTRAS, NOT_IN_ALL, USES
 
 SAMPLE = str(ROOT / "sample_traces" / "straggler")
 OPTIONAL = ("pandas", "plotly", "dash", "duckdb", "sklearn", "perfetto")
@@ -151,4 +151,4 @@ def test_extras_are_those_of_the_project() -> None:
     (everything,) = project()["optional-dependencies"]["all"]
     assert set(everything.removeprefix("ddltrace[").removesuffix("]").split(",")) == set(
         EXTRAS
-    ) - set(TRACKERS)
+    ) - set(NOT_IN_ALL)
