@@ -37,6 +37,7 @@ GENERATORS = (
     "docs/generate_cli_reference.py",
     "docs/generate_report_reference.py",
     "docs/generate_sql_reference.py",
+    "docs/generate_api_reference.py",
     "docs/generate_module_list.py",
 )
 SCRIPTS = {

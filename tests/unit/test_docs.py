@@ -46,7 +46,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["cli", "report", "sql"])
+@pytest.mark.parametrize("name", ["cli", "report", "sql", "api"])
 def test_reference_is_fresh(name: str, tmp_path: Path) -> None:
     # In a process of its own: click keeps the help option that a command was first asked for,
     # and other tests ask commands without their parent.
