@@ -50,8 +50,8 @@ def render() -> str:
     parts.append(
         "## `Analysis`\n\nThe result of `Trace.analyze`. Its attributes are the keys of "
         "[report-reference.md](report-reference.md); `collectives_frame` has the rows of\n"
-        "`collectives[]`, and so on. The frames need pandas (`pip install 'ddltrace[frames]'`), else\n"
-        "they raise `MissingCapabilityError`.\n"
+        "`collectives[]`, and so on. The frames need pandas (`pip install 'ddltrace[frames]'`),\n"
+        "else they raise `MissingCapabilityError`.\n"
     )
     parts += [described(f"Analysis.{name}", getattr(Analysis, name)) for name in OF_ANALYSIS]
     parts.append("## Errors\n\nOf `ddltrace.tracer.errors`; each message is one line.\n")

@@ -16,8 +16,9 @@ class Demo:
     """Each rank keeps its momentum; only its largest DCT coefficients are exchanged.
 
     m <- beta m + g; q are the k largest coefficients of each chunk of m; m <- m - IDCT(q); the
-    update is the sign of the average of IDCT(q). It replaces the job's optimizer, whose learning
-    rate and weight decay it uses.
+    update is the sign of the IDCT of the average of q, each coefficient over the ranks that sent
+    it, as in the authors' code (github.com/bloc97/DeMo). It replaces the job's optimizer, whose
+    learning rate and weight decay it uses.
 
     Attributes:
         chunk: Side of a chunk, at most; a dimension is cut into pieces of its largest divisor

@@ -52,6 +52,11 @@ def test_the_transform_of_demo_is_orthonormal(report: dict[str, Any]) -> None:
     assert report["demo"]["energy"] < 1e-4
 
 
+def test_demo_averages_a_coefficient_over_the_ranks_that_sent_it(report: dict[str, Any]) -> None:
+    assert report["demo_alone"] > 0  # not all ranks choose the same
+    assert report["demo_senders"] < 1e-6
+
+
 def test_demo_with_all_coefficients_is_sign_sgd_and_keeps_nothing(report: dict[str, Any]) -> None:
     assert report["demo_sign"] < 1e-6
     assert report["demo_left"] < 1e-6

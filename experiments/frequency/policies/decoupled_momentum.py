@@ -85,11 +85,14 @@ class DecoupledMomentumPolicy(StepPolicy):
         for (group, parameter), size in zip(owners, sizes, strict=True):
             chunks, kept = self._demo.kept(parameter.shape)
             total = transformed(torch.zeros_like(parameter, dtype=torch.float32), self._demo)
+            senders = torch.zeros_like(total)
             for data in received:
                 values = view_as(data[value_at : value_at + 4 * size], torch.float32)
                 indices = view_as(data[index_at : index_at + 2 * size], torch.int16).long()
-                total.scatter_add_(1, indices.view(chunks, kept), values.view(chunks, kept))
-            total.div_(len(received))
+                indices, values = indices.view(chunks, kept), values.view(chunks, kept)
+                total.scatter_add_(1, indices, values)
+                senders.scatter_add_(1, indices, torch.ones_like(values))
+            total.div_(senders.clamp_(min=1))
             direction = transformed_back(total, parameter.shape, self._demo)
             missing = direction.isnan()
             update = direction.sign_().masked_fill_(missing, torch.nan).to(parameter.dtype)

@@ -152,6 +152,43 @@ def demo_sign(report: dict[str, Any]) -> None:
     exchange.close()
 
 
+def demo_senders(report: dict[str, Any]) -> None:
+    """A coefficient is averaged over the ranks that sent it, as in the code of DeMo's authors."""
+    demo = Demo(chunk=8, k=2, beta=0.5)
+    model = network()
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = attach(model, parse("demo:chunk=8,k=2,beta=0.5"))
+    sums = [decoupled_momentum.transformed(torch.zeros_like(p), demo) for p in model.parameters()]
+    counts = [torch.zeros_like(coefficients) for coefficients in sums]
+    for rank in range(dist.get_world_size()):
+        reference.zero_grad()
+        reference(batch(0, rank)).square().mean().backward()
+        for parameter, total, count in zip(reference.parameters(), sums, counts, strict=True):
+            assert parameter.grad is not None
+            coefficients = decoupled_momentum.transformed(parameter.grad, demo)
+            for row in range(len(coefficients)):
+                for column in coefficients[row].abs().argsort(descending=True)[:2].tolist():
+                    total[row, column] += coefficients[row, column]
+                    count[row, column] += 1
+    optimizer.zero_grad()
+    exchange.model(batch(0, dist.get_rank())).square().mean().backward()
+    optimizer.step()
+    worst, alone = 0.0, 0
+    for parameter, start, total, count in zip(
+        model.parameters(), reference.parameters(), sums, counts, strict=True
+    ):
+        direction = decoupled_momentum.transformed_back(
+            total / count.clamp(min=1), parameter.shape, demo
+        )
+        clear = direction.abs() > 1e-6
+        difference = parameter.detach() - (start.detach() - 0.1 * direction.sign())
+        worst = max(worst, float(difference[clear].abs().max()))
+        alone += int((count == 1).sum())
+    report["demo_senders"], report["demo_alone"] = worst, alone
+    exchange.close()
+
+
 def several_models(report: dict[str, Any]) -> None:
     """One optimizer of eight models does what eight optimizers do."""
     # Objects get other addresses on each rank, and so another order in sets.
@@ -224,6 +261,7 @@ def main() -> None:
     report["moved"] = distance(found["ddp sgd"], flat(network()))
     report["demo"] = demo_properties()
     demo_sign(report)
+    demo_senders(report)
     several_models(report)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))
