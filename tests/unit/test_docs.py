@@ -188,3 +188,16 @@ def test_links_lead_somewhere(page: str) -> None:
         if re.match(r"[a-z]+:|#", target):
             continue
         assert (path.parent / target.split("#")[0]).exists(), f"{page} links to {target}"
+
+
+def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    assert len(messages) > 10
+    sources = [
+        path.read_text(encoding="utf-8")
+        for folder in ("tracer", "analyzer", "experiments", "dashboard")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    for message in messages:
+        assert any(message in source for source in sources), message

@@ -116,7 +116,8 @@ def test_the_parts_of_every_step_s_extra_time_sum(run, monkeypatch):
     """On real traces, with a limit so low that half of the steps are slow."""
     monkeypatch.setattr("ddltrace.analyzer.measures.slow_steps._SCORE", 0.0)
     monkeypatch.setattr("ddltrace.analyzer.measures.slow_steps._LEAST", 0.0)
-    rows = open_trace(run.parent).analyze().slow_steps.steps
-    assert len(rows) > 5
+    analysis = open_trace(run.parent).analyze()
+    rows = analysis.slow_steps.steps
+    assert len(rows) > 5 or analysis.summary.steps < 10
     for row in rows:
         assert sum(extra.us for extra in row.extra) == pytest.approx(row.longer_us, abs=0.02)
