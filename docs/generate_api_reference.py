@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ def render() -> str:
 
 def described(name: str, member: Any) -> str:
     """A function, method or property with its signature and docstring."""
-    function: Callable[..., Any] = getattr(member, "func", None) or getattr(member, "fget", None)
+    function = getattr(member, "func", None) or getattr(member, "fget", None)
     if function is not None:  # a property, cached or not
         returned = inspect.signature(function).return_annotation
         return f"### `{name}: {returned}`\n\n{text_of(function)}"

@@ -14,7 +14,13 @@ from ddltrace.analyzer import model
 from ddltrace.analyzer.compare import comparison, regression
 from ddltrace.analyzer.measures.hta_definitions import HtaTables
 from ddltrace.analyzer.report import threshold
-from ddltrace.experiments.harness import loss_comparison, results, settings, step_intervals
+from ddltrace.experiments.harness import (
+    loss_comparison,
+    results,
+    row,
+    settings,
+    step_intervals,
+)
 from ddltrace.experiments.harness.synchronization_report import synchronization_of
 from ddltrace.experiments.transport_benchmark import comparison as transports
 from ddltrace.experiments.transport_benchmark import settings as transport_settings
@@ -173,7 +179,7 @@ DERIVED: dict[type, dict[str, tuple[str, type | None]]] = {
             None,
         ),
     },
-    results.Row: {
+    row.Row: {
         "cycle_steps": ("Steps after which its exchanges repeat; 1 if all are alike.", None),
         "step_time": ("Its step time over rounds; null without steps.", step_intervals.StepTime),
         "difference": (
