@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -99,3 +100,44 @@ def test_the_warm_up_is_linear() -> None:
     parameter = parameter_with(torch.ones(4), weight)
     update("lars:eta=1,momentum=0,warmup=10", torch.optim.SGD([parameter], lr=1.0))
     torch.testing.assert_close(parameter.detach(), weight * 0.9)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("rule", ["lars", "lamb"])
+def test_thirty_updates_are_those_of_the_papers(rule: str, decay: float) -> None:
+    """LARS with the formula of arXiv 1708.03888, LAMB with algorithm 2 of 1904.00962, in numpy."""
+    draw = np.random.default_rng(3)
+    shapes = [(7, 5), (5,), (3, 2, 2), (1,)]
+    layers = [nn.Parameter(torch.tensor(draw.normal(size=shape))) for shape in shapes]
+    layers.append(nn.Parameter(torch.zeros(4, dtype=torch.float64)))  # without a norm at first
+    weights = [layer.detach().numpy().copy() for layer in layers]
+    first = [np.zeros_like(w) for w in weights]
+    second = [np.zeros_like(w) for w in weights]
+    lr, eta, momentum, betas, eps = 0.05, 0.02, 0.9, (0.9, 0.999), 1e-6
+    optimizer: Optimizer = (
+        torch.optim.SGD(layers, lr=lr, momentum=momentum, weight_decay=decay)
+        if rule == "lars"
+        else torch.optim.AdamW(layers, lr=lr, betas=betas, eps=eps, weight_decay=decay)
+    )
+    for step in range(1, 31):
+        for index, layer in enumerate(layers):
+            gradient = draw.normal(size=layer.shape)
+            layer.grad = torch.tensor(gradient)
+            w = weights[index]
+            if rule == "lars":
+                below = np.linalg.norm(gradient) + decay * np.linalg.norm(w)
+                ratio = eta * np.linalg.norm(w) / below if np.linalg.norm(w) else 1.0
+                first[index] = momentum * first[index] + lr * ratio * (gradient + decay * w)
+                weights[index] = w - first[index]
+                continue
+            first[index] = betas[0] * first[index] + (1 - betas[0]) * gradient
+            second[index] = betas[1] * second[index] + (1 - betas[1]) * gradient**2
+            mean = first[index] / (1 - betas[0] ** step)
+            spread = np.sqrt(second[index] / (1 - betas[1] ** step))
+            whole = mean / (spread + eps) + decay * w
+            trust = np.linalg.norm(w) / np.linalg.norm(whole) if np.linalg.norm(w) else 1.0
+            weights[index] = w - lr * min(trust, 10.0) * whole
+        update_with = "lars:eta=0.02" if rule == "lars" else "lamb"
+        update(update_with, optimizer)
+    for layer, w in zip(layers, weights, strict=True):
+        np.testing.assert_allclose(layer.detach().numpy(), w, rtol=0, atol=1e-12)
