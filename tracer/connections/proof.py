@@ -184,6 +184,8 @@ class ProvenListener:
 
     def attend(self, ready: socket.socket) -> None:
         """Reads from a socket of this listener, or accepts a connection."""
+        if ready.fileno() < 0:
+            return  # closed for what was ready with it: another connection, or the last client
         if ready is self._listener:
             self._accept()
         else:

@@ -166,3 +166,22 @@ def _record(listener: ProvenListener) -> bytes:
         connect_proven(relay.getsockname(), SECRET, PURPOSE, number=1, timeout_s=10).close()
         thread.join(10)
     return bytes(sent)
+
+
+def test_a_connection_may_be_dropped_for_another_that_is_ready_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "_MOST_UNPROVEN", 1)
+    monkeypatch.setattr(proof, "_CROWDED_S", 0.0)
+    listener = ProvenListener(LOOPBACK, SECRET, PURPOSE)
+    with ExitStack() as lines:
+        lines.enter_context(socket.create_connection(listener.place)).sendall(b"bye")
+        listener.attend(listener._listener)
+        [first] = listener._unproven
+        lines.enter_context(socket.create_connection(listener.place))
+        listener.attend(listener._listener)
+        assert first not in listener._unproven  # and yet it was ready, too
+        listener.attend(first)
+        ended = listener._listener
+        listener.close()
+        listener.attend(ended)
