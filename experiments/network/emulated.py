@@ -24,6 +24,7 @@ from typing import Final
 
 from ddltrace.experiments.network.topology import Topology
 from ddltrace.tracer.errors import MissingCapabilityError
+from ddltrace.tracer.trace.liveness import START_TIME, stat_fields
 
 INTERFACE: Final = "eth0"
 """Name of the single interface of every host."""
@@ -248,11 +249,9 @@ def _remove(names: set[str]) -> None:
 def _start_time(pid: int) -> int | None:
     """Start of a process in clock ticks since boot: with its id, unique; None if it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat_fields(pid)[START_TIME])
     except OSError:
         return None
-    # The second field is the program's name in parentheses and may hold anything.
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def _ip(*arguments: str) -> None:

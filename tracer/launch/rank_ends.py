@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.exit_status import shell_status
 from ddltrace.tracer.timing.clocks import clock_domain
-from ddltrace.tracer.trace.liveness import pid_namespace
+from ddltrace.tracer.trace.liveness import EXIT_CODE, STATE, pid_namespace, stat_fields
 from ddltrace.tracer.trace.run_files import read_sidecar
 from ddltrace.tracer.trace.trace_files import SIDECAR_SUFFIX
 
@@ -33,8 +33,6 @@ _LONGEST_S: Final = 0.5
 _EAGER_S: Final = 30.0
 """Duration of frequent look-ups of new processes, because some die right after their start."""
 _PATIENCE_S: Final = 5.0
-_STATE: Final = 0  # index among the fields of /proc/PID/stat after the name
-_EXIT_CODE: Final = 49
 # Linux's `ioctl` of a pidfd that fills a `struct pidfd_info`; the flag for the exit status of a
 # process that was already waited for (since Linux 6.15); the offsets of flags and status in it.
 _PIDFD_GET_INFO: Final = 0xC040FF0B
@@ -162,9 +160,8 @@ def _of_zombie(pid: int) -> int | None:
     """The status of a process that has not been waited for; None if it has."""
     if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):
         return None  # its status would read as 0
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    values = fields.rpartition(")")[2].split()
-    return int(values[_EXIT_CODE]) if values[_STATE] == "Z" else None
+    values = stat_fields(pid)
+    return int(values[EXIT_CODE]) if values[STATE] == "Z" else None
 
 
 def _of_reaped(descriptor: int) -> int | None:

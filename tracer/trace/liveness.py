@@ -13,6 +13,11 @@ from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import event_path
 
+STATE: Final = 0
+EXIT_CODE: Final = 49
+START_TIME: Final = 19
+"""Places in the result of `stat_fields`; the start in clock ticks since boot."""
+
 _SURELY_IDLE_S: Final = 5.0
 
 
@@ -36,12 +41,26 @@ def is_gone(pid: int, of: RankInfo | RunInfo) -> bool:
     if of.pid_namespace and of.pid_namespace != pid_namespace():
         return False
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = stat_fields(pid)
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    return state[:1] in (["Z"], ["X"])  # a zombie: dead, but its parent has not waited for it
+    return fields[STATE : STATE + 1] in (
+        ["Z"],
+        ["X"],
+    )  # a zombie: dead, but its parent has not waited for it
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of a process's ``/proc/PID/stat`` from its state on, which is the third.
+
+    Raises:
+        OSError: There is no such process, or no ``/proc``.
+    """
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    # The second field is the program's name in parentheses and may contain anything.
+    return text.rpartition(")")[2].split()
 
 
 def has_died(directory: Location, info: RankInfo) -> bool:

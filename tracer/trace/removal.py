@@ -13,7 +13,7 @@ from typing import Final
 from ddltrace.tracer.errors import TraceError, UsageError, is_store_failure
 from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.trace.json_files import read_json
-from ddltrace.tracer.trace.liveness import is_gone, pid_namespace
+from ddltrace.tracer.trace.liveness import START_TIME, is_gone, pid_namespace, stat_fields
 from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import SCHEMA_FAMILY
@@ -135,8 +135,8 @@ def _is_another(pid: int, of: RankInfo | RunInfo, written: Path) -> bool:
         if not _is_visible(of):
             newest = max(path.lstat().st_mtime for path in written.parent.iterdir())
             return time.time() - newest > _SURELY_OVER_S
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        began_s = int(stat_fields(pid)[START_TIME]) / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
         # The id was used again if the process began after the file was written.
         return time.time() - age_s > written.stat().st_mtime + _CLOCK_S
     except (OSError, ValueError, IndexError, AttributeError):
