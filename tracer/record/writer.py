@@ -77,7 +77,6 @@ class WriterThread(threading.Thread):
         self._stopping = False
         self._requests: deque[threading.Event] = deque()
         self._writing = threading.RLock()
-        self._is_told = False  # of the disk that takes nothing
         self._is_short = False  # out of memory, for the newest batch
         self._reserve = _set_aside(_RESERVE_BYTES)
         self.rows = 0
@@ -210,10 +209,8 @@ class WriterThread(threading.Thread):
         missing = self._stream.missing
         try:
             self._stream.write(batch)
-            self._is_told = False
         except Exception as error:  # noqa: BLE001 - the job continues, the fault is recorded
-            if not self._is_told and (last or self._stream.is_losing()):
-                self._is_told = True
+            if self._stream.is_to_be_reported(last=last):
                 self._fault("write", error)
         missing = self._stream.missing - missing
         self.rows += (0 if batch is None else batch.num_rows) - missing

@@ -65,7 +65,6 @@ class CounterThread(threading.Thread):
         self._running_lock.acquire()
         # Reentrant, so that only the thread that has acquired it can release it.
         self._sampling = threading.RLock()
-        self._is_told = False  # of the disk that takes nothing
         self.dropped = 0
         self.busy_ns = 0
 
@@ -127,10 +126,8 @@ class CounterThread(threading.Thread):
     def _write(self, stream: StreamWriter, batch: pa.RecordBatch | None, *, last: bool) -> None:
         try:
             stream.write(batch)
-            self._is_told = False
         except OSError as error:
-            if not self._is_told and (last or stream.is_losing()):
-                self._is_told = True
+            if stream.is_to_be_reported(last=last):
                 self._on_fault("counters", error)
         self.dropped = stream.missing
 

@@ -56,6 +56,7 @@ class StreamWriter:
         self._buffer.flush()
         self._waiting = deque([_Encoded(self._sink.take(), 0)])
         self._is_damaged = False
+        self._is_reported = False
         self.missing = 0
         with contextlib.suppress(OSError):
             self._write_waiting()
@@ -74,6 +75,17 @@ class StreamWriter:
         except OSError:
             self._limit_waiting()
             raise
+        self._is_reported = False
+
+    def is_to_be_reported(self, *, last: bool) -> bool:
+        """Whether a failed write is to be reported: when rows are lost, once until a write works.
+
+        Args:
+            last: Whether there are no later calls, which could write what waits.
+        """
+        is_new = not self._is_reported and (last or self.is_losing())
+        self._is_reported = self._is_reported or is_new
+        return is_new
 
     def is_losing(self) -> bool:
         """Whether rows have been dropped."""
