@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.experiments.harness.loss_comparison import LossDifference, compare_losses
-from ddltrace.experiments.harness.row import Row, label
-from ddltrace.experiments.harness.step_intervals import Speedup, compare_rounds, speedup
+from ddltrace.experiments.harness.row import Row, label, speedup_over
+from ddltrace.experiments.harness.step_intervals import Speedup
 
 
 def headline(rows: Sequence[Row], reference: Row | None, *, running: bool) -> str:
@@ -34,7 +34,7 @@ def headline(rows: Sequence[Row], reference: Row | None, *, running: bool) -> st
     fastest = timed[0]
     if fastest is reference:
         return f"No strategy has a shorter step than {other}."
-    found = _speedup(fastest, reference)
+    found = speedup_over(fastest, reference)
     doubt = _doubt(found, reference, other)
     if found is None or doubt:
         return f"{name[fastest.strategy]} has the shortest step{doubt}."
@@ -62,7 +62,7 @@ def _doubt(found: Speedup | None, reference: Row, other: str) -> str:
 def _second(slower: Sequence[Row], reference: Row, name: Mapping[str, str]) -> str:
     """The fastest of the rows that reached the loss which the fastest of all did not."""
     for row in slower:
-        losses, faster = compare_losses(row, reference), _speedup(row, reference)
+        losses, faster = compare_losses(row, reference), speedup_over(row, reference)
         reached = losses is not None and losses.verdict == "reached"
         if row is not reference and reached and faster and faster.verdict == "faster":
             return f"The fastest that did is {name[row.strategy]}: {faster.ratio:.2f} times."
@@ -77,8 +77,3 @@ def _loss_clause(losses: LossDifference) -> str:
     if losses.verdict == "higher":
         return f", but did not reach its loss ({values})."
     return f", but it is not decided whether it reaches its loss ({values})."
-
-
-def _speedup(row: Row, reference: Row) -> Speedup | None:
-    difference = compare_rounds(row.timed, reference.timed)
-    return None if difference is None else speedup(difference, reference.strategy)

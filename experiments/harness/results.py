@@ -8,12 +8,11 @@ from typing import Any, Final
 
 from ddltrace.experiments.harness.headline import headline
 from ddltrace.experiments.harness.loss_comparison import LossDifference, compare_losses
-from ddltrace.experiments.harness.row import Row
+from ddltrace.experiments.harness.row import Row, speedup_over
 from ddltrace.experiments.harness.step_intervals import (
     Difference,
     Speedup,
     compare_rounds,
-    speedup,
 )
 from ddltrace.tracer.errors import TraceError
 
@@ -95,17 +94,10 @@ class Results:
 
     def speedups(self, reference: Row | None) -> list[Speedup | None]:
         """Each row's speed-up over a reference row; None for the reference itself."""
-        found: list[Speedup | None] = []
-        for row in self.rows:
-            difference = None
-            if reference is not None and row is not reference:
-                difference = compare_rounds(row.timed, reference.timed)
-            found.append(
-                None
-                if difference is None or reference is None
-                else speedup(difference, reference.strategy)
-            )
-        return found
+        return [
+            None if reference is None or row is reference else speedup_over(row, reference)
+            for row in self.rows
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The object that is stored in ``results.json`` and printed by ``--json``."""

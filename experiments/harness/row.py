@@ -13,9 +13,12 @@ from ddltrace.experiments.harness.loss_curves import time_to_loss
 from ddltrace.experiments.harness.processor_time import exceeds
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.step_intervals import (
+    Speedup,
     StepTime,
     Timed,
+    compare_rounds,
     means_over_cycles,
+    speedup,
     step_time,
 )
 from ddltrace.experiments.harness.synchronization_report import merged
@@ -127,6 +130,12 @@ class Row:
     def step_time(self) -> StepTime | None:
         """The step time over rounds."""
         return step_time(self.timed)
+
+
+def speedup_over(row: Row, reference: Row) -> Speedup | None:
+    """How many times as fast as another row a row is; None if too few steps were measured."""
+    difference = compare_rounds(row.timed, reference.timed)
+    return None if difference is None else speedup(difference, reference.strategy)
 
 
 def label(row: Row) -> str:

@@ -50,6 +50,12 @@ def _place(strategy: Strategy) -> str:
     return "all" if strategy.synchronization is None else str(strategy.synchronization.place)
 
 
+def _has_own_servers(strategy: Strategy) -> bool:
+    """Whether the strategy has servers in processes of their own."""
+    architecture = strategy.architecture
+    return isinstance(architecture, ParameterServer) and architecture.dedicated() > 0
+
+
 def _form(strategy: Strategy) -> str:
     """How the payloads of a strategy's codec are exchanged between many ranks."""
     codec = compose(strategy.codec, strategy.feedback)
@@ -136,19 +142,12 @@ RULES: Final = (
         "as the codec",
     ),
     Rule(
-        lambda s: (
-            isinstance(s.architecture, ParameterServer)
-            and s.architecture.dedicated()
-            and getattr(s.codec, "whole_tensors", False)
-        ),
+        lambda s: _has_own_servers(s) and getattr(s.codec, "whole_tensors", False),
         "powersgd sums two factors after each other, and servers of their own serve one sum",
         "choose ps:sharded=true",
     ),
     Rule(
-        lambda s: (
-            _place(s) == "servers"
-            and not (isinstance(s.architecture, ParameterServer) and s.architecture.dedicated())
-        ),
+        lambda s: _place(s) == "servers" and not _has_own_servers(s),
         "workers run ahead of each other, and only servers in processes of their own can apply "
         "each worker's updates as they come: other architectures sum what all ranks send in the "
         "same step, and a shard on a slow worker is slow, too",
@@ -156,11 +155,7 @@ RULES: Final = (
         "adpsgd, which need no servers",
     ),
     Rule(
-        lambda s: (
-            isinstance(s.architecture, ParameterServer)
-            and s.architecture.dedicated()
-            and getattr(s.transport, "whole_job", False)
-        ),
+        lambda s: _has_own_servers(s) and getattr(s.transport, "whole_job", False),
         "servers are processes of their own, and the transport has no process but the job's ranks",
         "choose tcp, zmq or grpc as the transport, or ps:sharded=true",
     ),
