@@ -47,7 +47,6 @@ PACKAGES: Final = ("tracer", "analyzer", "dashboard", "experiments")
 MODELS: Final = ("cnn", "transformer")
 LEVELS: Final = ("comm", "layer", "op")
 MODES: Final = ("untraced", *LEVELS, "profiler")
-SYNCHRONIZING: Final = re.compile(r"(cuda|cu)(Device|Stream|Event|Ctx)Synchronize")
 OP_STEPS: Final = (8, 11)
 COST_STEPS: Final = 240
 MAX_SAMPLE_BYTES: Final = 1_000_000

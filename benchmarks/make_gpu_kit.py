@@ -29,7 +29,7 @@ GLIBC: Final = ("2_28", "2_27", "2_24", "2_17", "2_12", "2_5")
 OLD_NAMES: Final = ("2014", "2010", "1")
 FILES: Final = (
     *("benchmarks/gpu.py", "tests/gpu/test_gpu_capture.py", "tests/gpu/nccl_job.py"),
-    *("tests/support/gpu_benchmark.py", "tests/support/gpu_checks.py", "tests/support/__init__.py"),
+    *("tests/support/scripts.py", "tests/support/gpu_checks.py", "tests/support/__init__.py"),
 )
 MAX_BYTES: Final = 50 << 20
 SMALL_PYARROW: Final = "pyarrow>=15,<23"

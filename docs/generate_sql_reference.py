@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
+import generate_report_reference as reference
 import pyarrow as pa
 
 from ddltrace.analyzer import model
@@ -44,21 +43,8 @@ RECORDS: Final[Mapping[str, type]] = {
 """Tables whose rows are records of the report."""
 
 
-def report_reference() -> ModuleType:
-    """The module that writes the reference of the report."""
-    path = Path(__file__).with_name("generate_report_reference.py")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def render() -> str:
     """The page's text."""
-    reference = report_reference()
     parts = [INTRODUCTION, _events(EventStream.schema)]
     for name in TABLES[1:]:
         make = OF_TRACE.get(name) or OF_ANALYSIS[name]
@@ -66,14 +52,14 @@ def render() -> str:
         summary = text.partition("\n\n")[0].partition(", columns as in")[0].rstrip(".")
         columns = reference.attributes(make, "Columns")
         if name in RECORDS:
-            columns = flat_columns(RECORDS[name], reference)
+            columns = flat_columns(RECORDS[name])
         lines = [f"- `{column}`: {meaning}" for column, meaning in columns.items()]
         summary = summary.replace("``", "`")
         parts.append(f"## `{name}`\n\n{summary}.\n\n" + "\n".join(lines) + "\n")
     return str(reference.with_places("\n".join(parts)))
 
 
-def flat_columns(record: Any, reference: ModuleType) -> dict[str, str]:
+def flat_columns(record: Any) -> dict[str, str]:
     """The columns of a record's table, with those of the records in it."""
     found: dict[str, str] = {}
     inner = dict(reference.records_of(record, ""))

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import gpu_benchmark
-from support.gpu_checks import Checks, Failed, covered, device_work
+from support.gpu_checks import Checks, Failed, covered, device_work, gpu
 
-gpu = gpu_benchmark.load()
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 

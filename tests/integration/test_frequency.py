@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import scripts
 from support.jobs import on_ranks, run
 from support.simulated import simulated_training
 
@@ -65,7 +65,7 @@ def test_demo_with_all_coefficients_is_sign_sgd_and_keeps_nothing(report: dict[s
 def test_simulated_ranks_reach_what_real_ranks_reach_to_the_last_bit(
     report: dict[str, Any],
 ) -> None:
-    job = job_module()
+    job = scripts.load(JOB)
     simulation = simulated_training()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as torchrun's ranks: sums depend on how they are divided
@@ -90,11 +90,3 @@ def compare_with_simulation(report: dict[str, Any], job: Any, simulation: Any) -
         replicas = simulation.train(spec, 2, job.STEPS, replica)
         own = simulation.parameters_of(replicas)[0]
         assert torch.equal(own, torch.tensor(report["simulated"][f"{spec} {kind}"])), spec
-
-
-def job_module() -> Any:
-    """The job, whose model and data the simulated ranks use."""
-    spec = importlib.util.spec_from_file_location("frequency_job", JOB)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

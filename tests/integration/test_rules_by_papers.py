@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support import scripts
 from support.jobs import on_ranks, run
 
 JOB = Path(__file__).parent / "jobs" / "rules_job.py"
@@ -22,13 +22,8 @@ Vector = npt.NDArray[np.float64]
 
 
 @pytest.fixture(scope="module")
-def job() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rules_job", JOB)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def job() -> Any:
+    return scripts.load(JOB)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +36,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return value
 
 
-def first(job: ModuleType) -> Vector:
+def first(job: Any) -> Vector:
     return np.arange(job.SIZE) / job.SIZE
 
 
-def gradient(job: ModuleType, weights: Vector, step: int, rank: int) -> Vector:
+def gradient(job: Any, weights: Vector, step: int, rank: int) -> Vector:
     towards: Vector = job.target(step, rank).numpy()
     return weights - towards
 
 
 def test_diloco_takes_nesterov_steps_on_the_mean_difference(
-    job: ModuleType, found: dict[str, list[float]]
+    job: Any, found: dict[str, list[float]]
 ) -> None:
     """arXiv 2311.08105, algorithm 1, with the outer optimizer of its experiments."""
     outer, velocity = first(job), np.zeros(job.SIZE)
@@ -68,7 +63,7 @@ def test_diloco_takes_nesterov_steps_on_the_mean_difference(
 
 
 def test_sparseloco_sends_the_largest_of_a_decayed_sum_of_differences(
-    job: ModuleType, found: dict[str, list[float]]
+    job: Any, found: dict[str, list[float]]
 ) -> None:
     """arXiv 2508.15706, algorithm 1, with exact values and one chunk."""
     outer = first(job)
@@ -92,7 +87,7 @@ def test_sparseloco_sends_the_largest_of_a_decayed_sum_of_differences(
 
 
 def test_odsgd_applies_the_mean_gradient_of_the_step_before(
-    job: ModuleType, found: dict[str, list[float]]
+    job: Any, found: dict[str, list[float]]
 ) -> None:
     """arXiv 2005.06728: gradients of a local copy that is one own step ahead."""
     everywhere = first(job)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from support import gpu_benchmark
+from support import scripts
 
-gpu = gpu_benchmark.load()
+gpu = scripts.load(scripts.ROOT / "benchmarks" / "gpu.py")
 Failed, Skipped, OP_STEPS = gpu.Failed, gpu.Skipped, gpu.OP_STEPS
 Ran = Any
 JOB: Final = Path(__file__).resolve().parents[1] / "gpu" / "nccl_job.py"

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from support import scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    path = ROOT / "docs" / "generate_module_list.py"
-    spec = importlib.util.spec_from_file_location("generate_module_list", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator() -> Any:
+    return scripts.load(ROOT / "docs" / "generate_module_list.py")
 
 
-def test_every_module_is_named(generator: ModuleType) -> None:
+def test_every_module_is_named(generator: Any) -> None:
     section = PAGE.split(generator.BEGIN)[1].split(generator.END)[0]
     named = set()
     folder = ""

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from support import scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def dev() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def dev() -> Any:
+    return scripts.load(ROOT / "dev.py")
 
 
 @pytest.mark.parametrize(
@@ -33,13 +28,13 @@ def dev() -> ModuleType:
         (["--", "-k", "--"], ["-k", "--"]),
     ],
 )
-def test_pytest_gets_its_arguments(dev: ModuleType, line: list[str], passed_on: list[str]) -> None:
+def test_pytest_gets_its_arguments(dev: Any, line: list[str], passed_on: list[str]) -> None:
     arguments = dev.parser().parse_args(["test", *line])
     assert dev.without_separator(arguments.pytest_args) == passed_on
 
 
 def test_sets_up_anew_when_the_pins_change(
-    dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pins = tmp_path / "constraints.txt"
     pins.write_text("torch==2.13.0\n", encoding="utf-8")
@@ -50,7 +45,7 @@ def test_sets_up_anew_when_the_pins_change(
     assert dev.fingerprint() != before
 
 
-def test_demo_overwrites_no_trace(dev: ModuleType, tmp_path: Path) -> None:
+def test_demo_overwrites_no_trace(dev: Any, tmp_path: Path) -> None:
     wanted = tmp_path / "trace"
     assert dev.new_directory(wanted) == wanted
     wanted.mkdir()
@@ -66,11 +61,11 @@ def test_demo_overwrites_no_trace(dev: ModuleType, tmp_path: Path) -> None:
         ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
     ],
 )
-def test_status_comes_back(dev: ModuleType, program: str, status: int) -> None:
+def test_status_comes_back(dev: Any, program: str, status: int) -> None:
     assert dev.run([sys.executable, "-c", program]) == status
 
 
-def test_says_how_to_get_ensurepip(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_how_to_get_ensurepip(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Debian without python3-venv, for a user who is not root."""
     monkeypatch.setattr(dev.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
@@ -79,7 +74,7 @@ def test_says_how_to_get_ensurepip(dev: ModuleType, monkeypatch: pytest.MonkeyPa
 
 
 def test_checks_that_fail_make_the_run_fail(
-    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dev: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also when all tests pass: the run is failed, and says so after pytest's summary."""
     commands: list[list[str]] = []
@@ -100,9 +95,7 @@ def test_checks_that_fail_make_the_run_fail(
     assert failed in capsys.readouterr().out
 
 
-def test_a_quick_run_has_the_unit_tests_only(
-    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_run_has_the_unit_tests_only(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(dev, "run", lambda command, **_: commands.append(command) or 0)
     arguments = dev.parser().parse_args(["test", "--quick", "--all", "--", "-k", "clocks"])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 import pytest
+from support import scripts
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES
@@ -36,14 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    path = ROOT / "docs" / "generate_cli_reference.py"
-    spec = importlib.util.spec_from_file_location("generate_cli_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator() -> Any:
+    return scripts.load(ROOT / "docs" / "generate_cli_reference.py")
 
 
 @pytest.mark.parametrize("name", ["cli", "report", "sql", "api"])
@@ -131,7 +124,7 @@ def test_every_key_of_run_json_is_documented(name: str) -> None:
         assert re.search(rf"[`{{ ,]{key}[`,}}]", section), key
 
 
-def test_every_variable_and_extra_has_a_line(generator: ModuleType) -> None:
+def test_every_variable_and_extra_has_a_line(generator: Any) -> None:
     sources = [
         path.read_text(encoding="utf-8")
         for folder in ("package-root", "tracer", "analyzer", "experiments", "dashboard")
@@ -151,7 +144,7 @@ def test_measures_are_defined_in_words() -> None:
     assert set(re.findall(r"`([A-Z][a-z]+[A-Za-z]*)[`.]", page)) == {"Analysis", "Memset"}
 
 
-def test_every_command_and_option_is_documented(generator: ModuleType) -> None:
+def test_every_command_and_option_is_documented(generator: Any) -> None:
     sections = dict(
         re.findall(
             r"^## `(.+?)`\n(.*?)(?=^## |\Z)",
@@ -169,7 +162,7 @@ def test_every_command_and_option_is_documented(generator: ModuleType) -> None:
     assert len(contexts) > 1
 
 
-def test_every_command_and_option_says_what_it_is_for(generator: ModuleType) -> None:
+def test_every_command_and_option_says_what_it_is_for(generator: Any) -> None:
     for context in generator.all_contexts():
         assert context.command.help, context.command_path
         for parameter in context.command.get_params(context):
