@@ -19,6 +19,7 @@ class DeviceUse:
         timer: Times the device's work; None before the first use and after a failure.
         failed: Whether timing failed; it is not tried again.
         tasks: Called often while the device is timed, on the thread that asks it.
+        when_failed: Called when timing has failed: `tasks` are called no more.
     """
 
     def __init__(self, on_start: Callable[[], None]) -> None:
@@ -26,6 +27,7 @@ class DeviceUse:
         self.timer: DeviceTimer | None = None
         self.failed = False
         self.tasks: list[Callable[[], None]] = []
+        self.when_failed: list[Callable[[], None]] = []
 
     def start(self, timer: DeviceTimer) -> None:
         """Starts timing: the job uses a device."""
@@ -35,6 +37,8 @@ class DeviceUse:
     def fail(self) -> None:
         """Stops timing for good after a failure."""
         self.timer, self.failed = None, True
+        for call in self.when_failed:
+            call()
 
     def forget(self) -> None:
         """Stops timing in a forked child, which cannot use its parent's device."""

@@ -84,7 +84,11 @@ class StreamMessages:
         self._streams: dict[Hashable, _Stream] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self.num_followed = 0
+
+    @property
+    def num_followed(self) -> int:
+        """Number of launches that are not known to have ended."""
+        return sum(len(stream.launches) for stream in list(self._streams.values()))
 
     def follow(
         self,
@@ -109,7 +113,6 @@ class StreamMessages:
         with self._lock:
             self._streams.setdefault(stream, _Stream()).launches.append(launch)
             self._held_bytes += held
-            self.num_followed += 1
 
     def poll(self) -> None:
         """Completes what the device has ended; called often, from one thread only."""
@@ -133,7 +136,7 @@ class StreamMessages:
                 for launch in stream.launches:
                     if launch.messages == [message]:
                         stream.launches.remove(launch)
-                        self._forget(launch)
+                        self._held_bytes -= launch.held_bytes
                         return launch
         return None
 
@@ -142,6 +145,15 @@ class StreamMessages:
         deadline = time.monotonic() + timeout_s
         while self.num_followed and time.monotonic() < deadline:
             time.sleep(0.001)
+
+    def lose(self) -> None:
+        """Ends everything that is followed now: the device's events fail, nobody will ask again."""
+        now = self._now()
+        for stream in list(self._streams.values()):
+            while stream.launches:
+                for message in stream.launches.popleft().messages:
+                    self._completed(message, message.start_ns, now, False)
+        self._held_bytes = 0
 
     def abandon(self) -> None:
         """Releases all objects of the job, in a forked child."""
@@ -167,7 +179,7 @@ class StreamMessages:
             if not stream.launches or stream.launches[0] is not launch:
                 return True  # dropped meanwhile
             stream.launches.popleft()
-            self._forget(launch)
+            self._held_bytes -= launch.held_bytes
         for message in launch.messages:
             self._completed(message, start, end, failed)
         return True
@@ -183,7 +195,3 @@ class StreamMessages:
             return min(start, seen_ns), seen_ns
         end = min(max(start + duration, launch.running_ns), seen_ns)
         return max(end - duration, enqueued), end
-
-    def _forget(self, launch: Launch) -> None:
-        self._held_bytes -= launch.held_bytes
-        self.num_followed -= 1

@@ -15,6 +15,7 @@ import pytest
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.timing import stream_messages
 from ddltrace.tracer.timing.device_clock import Mark
+from ddltrace.tracer.timing.device_use import DeviceUse
 from ddltrace.tracer.timing.stream_messages import StreamMessages
 
 PERIOD_NS = 5_000_000
@@ -148,3 +149,24 @@ def test_no_more_memory_of_the_job_is_held_than_some() -> None:
     assert dropped == [True] * 4 + [False] * 3
     assert [reference() is None for reference in held] == [True] * 4 + [False] * 2
     assert device.streams.num_followed == 3
+
+
+def test_a_device_that_fails_leaves_no_message_open_and_keeps_nobody_waiting() -> None:
+    device = Device()
+    begin = device.now_ns
+    for number in range(3):
+        mark = device.mark(begin)
+        device.streams.follow("a", Work(0, 1 << 62), [message(number, begin)], mark)
+    device.now_ns += 7
+    use = DeviceUse(lambda: None)
+    use.when_failed.append(device.streams.lose)
+    use.fail()
+    assert device.ended == dict.fromkeys(range(3), (begin, begin + 7, False))
+    assert device.streams.num_followed == 0
+
+
+def test_a_forked_child_follows_nothing() -> None:
+    device = Device()
+    device.streams.follow("a", Work(0, 1 << 62), [message(0, device.now_ns)], None)
+    device.streams.abandon()
+    assert device.streams.num_followed == 0

@@ -108,6 +108,7 @@ class Observer:
             is_completed, work_class._get_duration, self._timer.passed_ns, self._ended_on_device
         )
         context.device.tasks += [self._streams.poll, self.waits.works.release_served]
+        context.device.when_failed.append(self._streams.lose)
         self.active = True
         self._below = context.groups.below
         group_class: Any = dist.ProcessGroup
