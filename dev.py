@@ -43,6 +43,7 @@ GENERATORS = (
 SCRIPTS = {
     "compare-outputs": ("-m", "support.compare_outputs"),
     "gpu-kit": ("benchmarks/make_gpu_kit.py",),
+    "imports": ("-m", "support.import_graph"),
 }
 TYPED_SCRIPTS = ("dev.py", *GENERATORS, "docs/examples/train_digits.py")
 
@@ -82,7 +83,7 @@ def main() -> int:
                 coverage=arguments.coverage,
             )
         if arguments.task in SCRIPTS:
-            script = [*SCRIPTS[arguments.task], *arguments.options]
+            script = [*SCRIPTS[arguments.task], *getattr(arguments, "options", ())]
             return run([python(), *script], env={"PYTHONPATH": str(ROOT / "tests")})
         if arguments.task == "docs":
             return max(run([python(), script]) for script in GENERATORS)
@@ -133,6 +134,9 @@ def parser() -> argparse.ArgumentParser:
     task.add_argument("options", nargs=argparse.REMAINDER)
     tasks.add_parser("setup", help="create or update the environment only")
     tasks.add_parser("docs", help="write the reference pages of docs/")
+    tasks.add_parser(
+        "imports", help="print the longest chain of imports, circles, and what each command reaches"
+    )
     return top
 
 
