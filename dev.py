@@ -40,6 +40,9 @@ GENERATORS = (
     "docs/generate_api_reference.py",
     "docs/generate_module_list.py",
 )
+# Sphinx, with every warning an error: a link that leads nowhere, a page that no other leads to.
+SITE = ("-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html", "-c", "docs")
+BUILT_SITE = ROOT / "build" / "site"
 SCRIPTS = {
     "compare-outputs": ("-m", "support.compare_outputs"),
     "gpu-kit": ("benchmarks/make_gpu_kit.py",),
@@ -86,7 +89,7 @@ def main() -> int:
             script = [*SCRIPTS[arguments.task], *getattr(arguments, "options", ())]
             return run([python(), *script], env={"PYTHONPATH": str(ROOT / "tests")})
         if arguments.task == "docs":
-            return max(run([python(), script]) for script in GENERATORS)
+            return docs()
         say(f"ready: . {BIN.relative_to(ROOT) / 'activate'}")
         return 0
     except SetupError as error:
@@ -133,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     )
     task.add_argument("options", nargs=argparse.REMAINDER)
     tasks.add_parser("setup", help="create or update the environment only")
-    tasks.add_parser("docs", help="write the reference pages of docs/")
+    tasks.add_parser("docs", help="write the reference pages of docs/ and build the site from it")
     tasks.add_parser(
         "imports", help="print the longest chain of imports, circles, and what each command reaches"
     )
@@ -296,6 +299,21 @@ def test(
     if failed:  # last, where it is visible
         say(f"failed: {', '.join(failed)}, see above the tests")
     return status or int(bool(failed))
+
+
+def docs() -> int:
+    """Writes the reference pages of ``docs/``, then builds the site; a warning is an error.
+
+    Returns:
+        0 if everything was written, the status of what failed otherwise.
+    """
+    for script in GENERATORS:
+        if (status := run([python(), script])) != 0:
+            return status
+    status = run([python(), *SITE, str(ROOT), str(BUILT_SITE)])
+    if status == 0:
+        say(f"the site: {BUILT_SITE.relative_to(ROOT) / 'index.html'}")
+    return status
 
 
 def instrumented() -> dict[str, str]:
