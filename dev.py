@@ -173,6 +173,8 @@ def make_environment() -> None:
     command += ["--constraint", CONSTRAINTS.name, "--editable", ".[all,test]"]
     if run(command) != 0:
         raise SetupError("the installation failed, see above; run the command again to continue")
+    # pip compiles what it copies, but not an editable package, and Python may be told not to.
+    run([python(), "-m", "compileall", "-q", "package-root", *PACKAGES])
     STAMP.write_text(wanted, encoding="utf-8")
 
 

@@ -23,11 +23,15 @@ from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_new_file
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
+    from ddltrace.analyzer.importers.kineto.hta_figures import HtaBreakdown
     from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.trace.opened_trace import Trace
 
+
+without_pandas()  # only the command line imports this module
 
 _STRICT: Final = click.option(
     "--strict",
@@ -210,19 +214,14 @@ def _report(
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
     from ddltrace.analyzer.analysis import analyze_with_paths
-    from ddltrace.analyzer.measures.hta_definitions import (
-        by_hta,
-        hta_breakdown,
-        hta_tables,
-        render_breakdown,
-        render_tables,
-    )
-    from ddltrace.analyzer.report.markdown_report import render_markdown
-    from ddltrace.analyzer.report.text_report import render_report
     from ddltrace.analyzer.report.threshold import check_threshold
     from ddltrace.analyzer.trace.trace_directories import dashboard_command
 
-    breakdown = hta_breakdown(opened) if definitions == "hta" else None
+    breakdown = None
+    if definitions == "hta":
+        from ddltrace.analyzer.measures.hta_definitions import hta_breakdown
+
+        breakdown = hta_breakdown(opened)
     report_ranges(opened, steps)
     # Paths cost another range of steps in a long trace.
     needs_paths = html is not None or tracker is not None
@@ -231,16 +230,20 @@ def _report(
     if form == "json":
         document = analysis.to_json() | {"definitions": definitions}
         if breakdown is not None:
+            from ddltrace.analyzer.measures.hta_definitions import by_hta, hta_tables
+
             document = by_hta(document, breakdown, hta_tables(opened))
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     elif form == "markdown":
+        from ddltrace.analyzer.report.markdown_report import render_markdown
+
         click.echo(render_markdown(analysis))
     else:
+        from ddltrace.analyzer.report.text_report import render_report
+
         click.echo(render_report(analysis))
         if breakdown is not None:
-            click.echo("\n" + render_breakdown(breakdown))
-            if tables := render_tables(hta_tables(opened)):
-                click.echo("\n" + tables)
+            _echo_hta(opened, breakdown)
         if opened.ranks:
             click.echo(f"\nNext: {dashboard_command(traces)}")
     if html is not None and analyzed is not None:
@@ -251,6 +254,19 @@ def _report(
     if tracker is not None and analyzed is not None:
         _log(tracker, analyzed, opened, traces)
     _conclude([check_threshold(analysis.summary, expression) for expression in fail_on], strict)
+
+
+def _echo_hta(opened: Trace, breakdown: list[HtaBreakdown]) -> None:
+    """Prints the tables of `--definitions hta`."""
+    from ddltrace.analyzer.measures.hta_definitions import (
+        hta_tables,
+        render_breakdown,
+        render_tables,
+    )
+
+    click.echo("\n" + render_breakdown(breakdown))
+    if tables := render_tables(hta_tables(opened)):
+        click.echo("\n" + tables)
 
 
 def _conclude(unknown: Sequence[str | None], strict: bool) -> None:

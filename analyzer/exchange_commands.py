@@ -17,6 +17,9 @@ from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.trace.arrow_arrays import without_pandas
+
+without_pandas()  # only the command line imports this module
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

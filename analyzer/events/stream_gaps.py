@@ -33,6 +33,9 @@ LAUNCHES: Final = frozenset(
 
 KERNEL_WAIT_US: Final = 30
 
+HTA_FIRST_LABEL: Final = "hta_first_events"
+"""The entry of a run's labels with the ranks whose file begins with an interval: the first row."""
+
 
 class Gaps(NamedTuple):
     """Idle time between the works of a stream, in the unit of their times.

@@ -27,12 +27,12 @@ from ddltrace.analyzer.events.event_columns import (
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
 from ddltrace.analyzer.events.launches import launches_of, named
 from ddltrace.analyzer.events.stream_gaps import (
+    HTA_FIRST_LABEL,
     KERNEL_WAIT_US,
     LAUNCHES,
     queue_lengths,
     stream_gaps,
 )
-from ddltrace.analyzer.importers.kineto.hta_figures import HTA_FIRST_LABEL
 from ddltrace.analyzer.joined.executions import device_rows
 from ddltrace.analyzer.model import CopyRow, DeviceStepRow, LaunchRow, StreamRow
 

@@ -2,13 +2,15 @@
 
 ``pyarrow.array`` imports pandas if it is installed, to recognize its objects. That takes longer
 than reading a trace of a hundred thousand events, and tens of megabytes in a job that never asked
-for it.
+for it. The analyzer's commands, which do not share their process with a job, use `without_pandas`.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +19,26 @@ import pyarrow as pa
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Booleans: TypeAlias = npt.NDArray[np.bool_]
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def without_pandas() -> None:
+    """Keeps PyArrow from importing pandas in this process until something converts to pandas.
+
+    PyArrow looks for pandas once, when it first takes a Python object; if there is none, it looks
+    again only for conversions such as ``Table.to_pandas``.
+    """
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.scalar(0)
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def strings(words: Sequence[str]) -> pa.Array:

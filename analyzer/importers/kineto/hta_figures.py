@@ -56,9 +56,6 @@ HTA_STREAMS_LABEL: Final = "hta_streams"
 HTA_SERIES_LABEL: Final = "hta_series"
 """The entry of a run's labels that holds the result of `series_by_rank`."""
 
-HTA_FIRST_LABEL: Final = "hta_first_events"
-"""The entry of a run's labels with the ranks whose file begins with an interval: the first row."""
-
 _MOST_COPIES: Final = 4
 """HTA multiplies work whose correlation several calls have; the most events that this may give."""
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.engine.shared_files import check_shared
+from ddltrace.analyzer.events.stream_gaps import HTA_FIRST_LABEL
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.communication import count, members
@@ -42,7 +43,6 @@ from ddltrace.analyzer.importers.kineto.decoded_messages import (
 )
 from ddltrace.analyzer.importers.kineto.derived_steps import optimizer_steps, periodic_steps
 from ddltrace.analyzer.importers.kineto.hta_figures import (
-    HTA_FIRST_LABEL,
     HTA_LABEL,
     HTA_SERIES_LABEL,
     HTA_STREAMS_LABEL,
