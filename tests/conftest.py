@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support import sampling
+from support.slim_environment import project
 
 from ddltrace.tracer.errors import MissingCapabilityError
+from ddltrace.tracer.extensions import GROUP
 from ddltrace.tracer.native import build as native_build
 
 UNIT = Path(__file__).parent / "unit"
@@ -32,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    registered = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    if registered != project()["entry-points"][GROUP]:
+        raise pytest.UsageError(
+            "ddltrace is installed with other entry points than pyproject.toml has; "
+            "run: python3 dev.py setup"
+        )
     # In the environment: test modules read both while they are collected, on every worker.
     if config.getoption("--all-cases"):
         os.environ[sampling.ALL_VARIABLE] = "1"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +18,7 @@ from ddltrace.tracer.errors import (
     TraceError,
     UnwritableError,
 )
+from ddltrace.tracer.extensions import require_extension
 from ddltrace.tracer.launch.emulated_hosts import (
     check_options,
     host_options,
@@ -35,11 +35,6 @@ from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
 if TYPE_CHECKING:
     from ddltrace.tracer.launch.background_upload import BackgroundUpload
     from ddltrace.tracer.trace.trace_parts import Part
-
-
-_STRATEGY_PLUGIN: Final = "ddltrace.experiments.engine.plugin"
-"""The module that applies a strategy to a job; loaded by name, because the tracer must not import
-it."""
 
 
 @click.command(
@@ -179,9 +174,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     if cluster["hosts"] is not None:
         command = tuple(on_hosts(cluster, command))
     plugin_options = {"strategy": strategy, "steps": steps, "slow": list(slow)}
-    uses_plugin = strategy is not None or steps is not None or bool(slow)
-    if uses_plugin:
-        importlib.import_module(_STRATEGY_PLUGIN).check(plugin_options)
+    plugin = _checked_plugin(plugin_options)
     if from_mpi:
         os.environ.update(torch_variables(os.environ))
     umask = keep_owner_access()
@@ -196,7 +189,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             op_steps=window,
             measure_cost=measure_cost,
             counters=counters,
-            plugin=_STRATEGY_PLUGIN if uses_plugin else "",
+            plugin=plugin,
             plugin_options=plugin_options,
         )
         _build_native()
@@ -208,7 +201,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     except UnwritableError as error:
         # The job runs anyway: it may have waited long for its machines. But without the tracer
         # nothing would apply its strategy.
-        if uses_plugin:
+        if plugin:
             raise
         say(f"nothing is recorded, the job runs untraced: {error}")
         return run_untraced(command, umask)
@@ -233,6 +226,21 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         )
     _report_place(whole, upload, missing)
     return result.exit_status
+
+
+def _checked_plugin(options: dict[str, Any]) -> str:
+    """The module that applies options to every rank of the job; empty if none is given.
+
+    Raises:
+        MissingCapabilityError: It is not installed.
+        UsageError: An option is wrong.
+    """
+    given = [f"--{name}" for name, value in options.items() if value not in (None, [])]
+    if not given:
+        return ""
+    plugin = require_extension("strategy", given[0])
+    plugin.check(options)
+    return plugin.__name__
 
 
 def _keep_reason(directory: Path, why: str) -> None:

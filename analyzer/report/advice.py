@@ -32,15 +32,15 @@ from ddltrace.analyzer.model import (
     Savings,
     StragglerRow,
 )
-from ddltrace.analyzer.report.communication_advice import best_proposal
+from ddltrace.analyzer.report.communication_advice import Change, best_proposal
 from ddltrace.analyzer.report.resource_advice import resource_findings
+from ddltrace.tracer.extensions import extension
 from ddltrace.tracer.masked_command import MASK, is_masked
 from ddltrace.tracer.storage.location import Location
 
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
 
-_OF_EXPERIMENTS: Final = "ddltrace.experiments"
 _MAX_NAME: Final = 60
 
 _FIXES: Final = {
@@ -180,15 +180,16 @@ def _communication(
             f"; {share_text(held['wait'])} is waiting that nothing explains, which may be transfer"
         )
     if main is None and facts.link is None:
-        proposal = replace(proposal, advice=_RECORD_ALL, strategies=())
+        proposal = replace(proposal, advice=_RECORD_ALL, change=None)
+    strategies = _strategies(analysis, facts, proposal.change)
     yield _finding(
         savings,
         "communication",
         min(proposal.saves_us, exposed),
         evidence,
         proposal.advice,
-        command=experiment_command(analysis, proposal.strategies),
-        strategies=proposal.strategies,
+        command=experiment_command(analysis, strategies),
+        strategies=strategies,
         unsure=main is not None and main.unsure,
     )
 
@@ -568,13 +569,27 @@ def _where(analysis: Analysis, category: str) -> str:
 def experiment_command(analysis: Analysis, strategies: tuple[str, ...]) -> str | None:
     """Trains the job with strategies; None where its command is not known or nothing tests it."""
     trace = analysis.trace
-    job = shlex.join(trace.command)
-    if trace.source != "ddltrace" or not strategies or not job:
+    if trace.source != "ddltrace" or not strategies or not trace.command:
         return None
-    if any(word.startswith(_OF_EXPERIMENTS) for word in trace.command):
-        return None  # a strategy of an experiment already
-    named = " ".join(f"--strategy {strategy}" for strategy in strategies)
-    return f"ddltrace experiment run {named} -- {job}{_masked_note(trace.command)}"
+    experiments = extension("advice")
+    command = None if experiments is None else experiments.command(strategies, trace.command)
+    return None if command is None else f"{command}{_masked_note(trace.command)}"
+
+
+def _strategies(analysis: Analysis, facts: JobFacts, change: Change | None) -> tuple[str, ...]:
+    """The strategies that make a change in a real job; none without the package of experiments."""
+    if change is None:
+        return ()
+    experiments = extension("advice")
+    if experiments is None:
+        return ()
+    chosen: tuple[str, ...] = experiments.strategies(
+        change.kind,
+        change.amount,
+        wrapper=facts.wrapper,
+        all_ranks=change.ranks == analysis.trace.world_size,
+    )
+    return chosen
 
 
 def _again(analysis: Analysis, path: Location | None) -> str | None:

@@ -76,18 +76,33 @@ _PERIOD: Final = 4
 
 
 @dataclass(frozen=True)
+class Change:
+    """What a proposal changes in the exchange of gradients, for an experiment that tests it.
+
+    Attributes:
+        kind: ``merge``, ``split``, ``halve`` or ``accumulate``.
+        ranks: Number of ranks that exchange the gradients.
+        amount: Of ``split``, MB of a bucket; of ``accumulate``, the number of batches.
+    """
+
+    kind: str
+    ranks: int
+    amount: float = 0.0
+
+
+@dataclass(frozen=True)
 class Proposal:
     """One change.
 
     Attributes:
         advice: The proposed change, as one clause.
         saves_us: At most, of a step.
-        strategies: What `ddltrace experiment run` compares to test it; empty where it cannot.
+        change: The same for an experiment; None where none can test it.
     """
 
     advice: str
     saves_us: float
-    strategies: tuple[str, ...] = ()
+    change: Change | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +155,7 @@ def _of_exchange(
     overlap = analysis.summary.overlap_ratio
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
-    ddp, options = _is_strategies_ddp(analysis, facts, exchange), _OPTIONS[facts.wrapper]
+    options = _OPTIONS[facts.wrapper]
     by_size = "" if cost.fitted else ", by its size"
     if count >= 2 and exchange.bytes and exchange.gradients:
         each = cost.latency_us / count
@@ -149,18 +164,18 @@ def _of_exchange(
             f"({bytes_text(round(exchange.bytes))} in all) pay a latency of "
             f"{time_text(each)} one by one{by_size}",
             (count - 1) * each * scale,
-            ("best_buckets", "fusion", "ddp") if ddp else (),
+            Change("merge", exchange.ranks),
         )
     if facts.replicated and exchange.gradients and exchange.op == "all_reduce" and exchange.bytes:
         if low and cost.moving_us > cost.latency_us:
-            yield from _split(exchange, cost, scale, facts, ddp=ddp)
+            yield from _split(exchange, cost, scale, facts)
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
             unknown = ", if they are in full precision" if facts.element_bytes is None else ""
             yield Proposal(
                 f"send less: gradients in half precision{options.halve} halve the "
                 f"{bytes_text(round(exchange.bytes))} a step{unknown}",
                 cost.moving_us / 2 * scale,
-                ("bf16", "ddp") if ddp else (),
+                Change("halve", exchange.ranks),
             )
     if facts.sharded and exchange.op == "all_gather":
         scatters = next((e.count for e in facts.exchanges if e.op == "reduce_scatter"), 0.0)
@@ -220,14 +235,7 @@ def _of_link(
     )
 
 
-def _is_strategies_ddp(analysis: Analysis, facts: JobFacts, exchange: Exchange) -> bool:
-    """Whether strategies can replace what exchanges these gradients: DDP over all ranks."""
-    return facts.wrapper == "ddp" and exchange.ranks == analysis.trace.world_size
-
-
-def _split(
-    exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts, *, ddp: bool
-) -> Iterator[Proposal]:
+def _split(exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts) -> Iterator[Proposal]:
     """Smaller buckets: all but the last move while backward still computes."""
     count = max(exchange.count, 1.0)
     latency = cost.latency_us / count
@@ -248,7 +256,7 @@ def _split(
         f"start sending earlier, in smaller buckets of about {bytes_text(size)}{how}: only the "
         "last one then follows the backward pass",
         max(cost.total_us - remaining, 0.0) * scale,
-        (f"ddp:bucket_mb={megabytes:.2g}", "best_buckets", "ddp") if ddp else (),
+        Change("split", exchange.ranks, megabytes),
     )
 
 
@@ -272,12 +280,12 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         why = f"of the time of the {per_step}, {share_text(share)} is latency"
     if not (facts.replicated and main.gradients):
         return Proposal(f"a faster link, or fewer exchanges: {why}", exposed_us)
-    ddp, options = _is_strategies_ddp(analysis, facts, main), _OPTIONS[facts.wrapper]
+    options = _OPTIONS[facts.wrapper]
     how = f" ({options.accumulate})" if options.accumulate else ""
     return Proposal(
         f"exchange gradients less often, by accumulating them over several batches{how}: {why}",
         exposed_us * (1 - 1 / _PERIOD),
-        (f"localsgd:period={_PERIOD}", "ddp") if ddp else (),
+        Change("accumulate", main.ranks, _PERIOD),
     )
 
 

@@ -1,7 +1,7 @@
-"""The plug-in that the tracer loads into every rank for ``ddltrace run --strategy``.
+"""The plug-in that the tracer loads into every rank: its entry point ``strategy``.
 
-The tracer loads this module by name. `check` runs in the launcher and `install` in
-each rank, when it has joined its process group.
+For ``ddltrace run`` with ``--strategy``, ``--steps`` or ``--slow``. `check` runs in the launcher
+and `install` in each rank, when it has joined its process group.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ddltrace.experiments.network.emulated import INTERFACE, EmulatedNetwork
+from ddltrace.experiments.network.emulated import INTERFACE, EmulatedNetwork, check_capabilities
 from ddltrace.experiments.network.link_check import check_links, check_round_trip
 from ddltrace.experiments.network.rank_processes import end, supervise
 from ddltrace.experiments.network.stop_signals import (
@@ -41,6 +41,20 @@ from ddltrace.tracer.errors import DdltraceError
 _PORT: Final = "29500"  # the hosts' network is their own: no port is taken
 _CLONE_NEWUTS: Final = 0x04000000
 _LIBC: Final = ctypes.CDLL(None)
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Checks whether an emulated network can be created: the tracer's entry point ``hosts``.
+
+    Args:
+        options: Arguments of `topology` by name.
+
+    Raises:
+        UsageError: A value is wrong.
+        MissingCapabilityError: This machine cannot create the network.
+    """
+    topology(**options)
+    check_capabilities()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,8 @@
 """The import graph of the sources: `python3 dev.py imports`, and what the test of the layers reads.
 
 Every import counts: at the top of a module, inside a function, under `TYPE_CHECKING`, and by
-`import_module`: in a module that calls it, every text constant that names a module of ours.
+`import_module`: in a module that calls it, every text constant that names a module of ours. A
+module that a package above registers as an entry point is reached by who asks for the extension.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import NamedTuple, TypeGuard
 import networkx as nx
 
 from ddltrace.cli import COMMANDS
+from ddltrace.tracer.extensions import GROUP
+from support.slim_environment import project
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,17 +27,24 @@ LAYERS = ("tracer", "analyzer", "experiments", "dashboard", "face")
 
 
 class Import(NamedTuple):
-    """One imported module: its full name, the line, and whether it is bound at import time."""
+    """One imported module: its full name, the line, and how it is imported.
+
+    Attributes:
+        at_import: When the importing module is imported.
+        by_entry_point: From a package above, which has registered it.
+    """
 
     module: str
     line: int
     at_import: bool
+    by_entry_point: bool = False
 
 
 def main() -> None:
     """Prints the size of the graph, its longest chain, its circles, and what each command needs."""
     graph = import_graph()
     at_import = import_graph(at_import=True)
+    with_entry_points = import_graph(entry_points=True)
     lines = sum(len(path.read_bytes().splitlines()) for path in module_files().values())
     print(f"{len(graph)} modules, {lines} lines, {graph.number_of_edges()} imports")
     for title, chosen in (("all imports", graph), ("imports at the top of modules", at_import)):
@@ -42,13 +52,14 @@ def main() -> None:
         print(f"\nlongest chain, {title}: {len(chain)} modules")
         for name in chain:
             print(f"  {name}")
-    circles = circles_in(graph)
-    print(f"\ncircles: {len(circles)}")
-    for circle in circles:
-        print(f"  {len(circle)} modules: {' '.join(circle)}")
+    for title, chosen in (("", graph), (" with entry points", with_entry_points)):
+        circles = circles_in(chosen)
+        print(f"\ncircles{title}: {len(circles)}")
+        for circle in circles:
+            print(f"  {len(circle)} modules: {' '.join(circle)}")
     print("\nmodules that each command reaches, and those that its --help imports")
     for command, (module, _) in COMMANDS.items():
-        reached = closure(graph, first_imports(module, command)) | {module}
+        reached = closure(with_entry_points, first_imports(module, command)) | {module}
         print(f"  {command:12}{len(reached):4}{len(closure(at_import, {module})):6}")
 
 
@@ -86,7 +97,7 @@ def imports_in(layer: str, path: Path) -> list[Import]:
 def imports_of(tree: ast.Module, package: list[str]) -> Iterator[Import]:
     """All imports in a module, relative ones resolved."""
     nodes = list(_nodes(tree))
-    by_name = any(_loads_by_name(node) for node, _ in nodes)
+    by_name = any(_is_call_of(node, "import_module", "__import__") for node, _ in nodes)
     for node, at_import in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -98,8 +109,14 @@ def imports_of(tree: ast.Module, package: list[str]) -> Iterator[Import]:
             # a name in one: both read as MODULE.NAME.
             for alias in node.names:
                 yield Import(f"{module}.{alias.name}", node.lineno, at_import)
-        elif _loads_by_name(node) and node.args and isinstance(node.args[0], ast.Constant):
-            yield Import(str(node.args[0].value), node.lineno, at_import)
+        elif _is_call_of(node, "import_module", "__import__"):
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield Import(str(node.args[0].value), node.lineno, at_import)
+        elif _is_call_of(node, "extension", "require_extension"):
+            name = node.args[0]
+            if isinstance(name, ast.Constant):
+                module = project()["entry-points"][GROUP][name.value]
+                yield Import(module, node.lineno, at_import=False, by_entry_point=True)
         elif isinstance(node, ast.Constant) and by_name and node.value in module_files():
             yield Import(str(node.value), node.lineno, False)
 
@@ -120,13 +137,13 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
         ]
 
 
-def _loads_by_name(node: ast.AST) -> TypeGuard[ast.Call]:
-    """Whether this is a call of `import_module`."""
+def _is_call_of(node: ast.AST, *names: str) -> TypeGuard[ast.Call]:
+    """Whether this calls a function of one of these names."""
     if not isinstance(node, ast.Call):
         return False
     called = node.func
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    return name in {"import_module", "__import__"}
+    return name in names
 
 
 def layer_of(module: str) -> str | None:
@@ -137,11 +154,12 @@ def layer_of(module: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "face"
 
 
-def import_graph(*, at_import: bool = False) -> nx.DiGraph:
+def import_graph(*, at_import: bool = False, entry_points: bool = False) -> nx.DiGraph:
     """Our modules, each with an edge to every one of ours that it imports.
 
     Args:
         at_import: Only what is imported when the module is imported.
+        entry_points: Also what is imported by entry point.
     """
     graph: nx.DiGraph = nx.DiGraph()
     for name, path in module_files().items():
@@ -150,7 +168,10 @@ def import_graph(*, at_import: bool = False) -> nx.DiGraph:
         graph.add_node(name)
         for imported in imports_in(layer, path):
             target = _our_module(imported.module)
-            if target and target != name and (imported.at_import or not at_import):
+            left_out = (at_import and not imported.at_import) or (
+                imported.by_entry_point and not entry_points
+            )
+            if target and target != name and not left_out:
                 graph.add_edge(name, target)
     return graph
 

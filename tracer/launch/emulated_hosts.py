@@ -1,11 +1,11 @@
 """The options of an emulated cluster, and the command that starts a job on its hosts.
 
-The cluster itself is made by a module of the experiments, which runs as a program of its own.
+The cluster itself is made by a module of the experiments, registered as ``hosts``, which runs as a
+program of its own.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -13,11 +13,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.extensions import require_extension
 from ddltrace.tracer.launch.command_of_each_rank import command_of_each_rank
-
-_TOPOLOGY: Final = "ddltrace.experiments.network.topology"
-_NETWORK: Final = "ddltrace.experiments.network.emulated"
-_LAUNCHER: Final = "ddltrace.experiments.network.launch"
 
 _OPTIONS: Final = (
     click.option(
@@ -77,7 +74,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
     Raises:
         UsageError: A value is wrong, or an option is missing.
-        MissingCapabilityError: This machine cannot create the cluster.
+        MissingCapabilityError: This machine or this installation cannot create the cluster.
     """
     if options["hosts"] is None:
         extra = [name for name in NAMES if options[name] is not None]
@@ -86,8 +83,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         return
     if options["bandwidth"] is None:
         raise UsageError("--hosts and --bandwidth belong together")
-    importlib.import_module(_TOPOLOGY).topology(**{name: options[name] for name in NAMES})
-    importlib.import_module(_NETWORK).check_capabilities()
+    require_extension("hosts", "--hosts").check({name: options[name] for name in NAMES})
 
 
 def on_hosts(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
@@ -111,4 +107,5 @@ def on_hosts(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
         if options[name] is not None
         for argument in (f"--{name.replace('_', '-')}", str(options[name]))
     ]
-    return [sys.executable, "-m", _LAUNCHER, *arguments, "--", *command]
+    launcher = require_extension("hosts", "--hosts").__name__
+    return [sys.executable, "-m", launcher, *arguments, "--", *command]

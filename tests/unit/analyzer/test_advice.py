@@ -10,6 +10,7 @@ import pytest
 
 from ddltrace.analyzer.formatting.units import printable_words
 from ddltrace.analyzer.report import advice, communication_advice
+from ddltrace.experiments.strategy import advised
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.trace.run_info import GroupInfo
 
@@ -91,6 +92,21 @@ def test_one_small_bucket_is_latency_and_no_bucket_size_helps(build):
     assert "% is latency" not in finding.advice
     assert finding.command is not None
     assert "--strategy localsgd:period=4 --strategy ddp -- test" in finding.command
+
+
+def test_without_the_package_of_experiments_nothing_tests_the_advice(build, monkeypatch):
+    def found(name):
+        built = build(2, name)
+        messages = [("all_reduce", 10_000, 100, built.tensor(f"t{i}", 10_000)) for i in range(8)]
+        return _findings(_trained(built, messages))["communication"]
+
+    tested = found("with")
+    assert tested.strategies == ("best_buckets", "fusion", "ddp")
+    monkeypatch.setattr(advice, "extension", lambda _: None)
+    finding = found("without")
+    assert finding.advice == tested.advice
+    assert finding.strategies == ()
+    assert finding.command.startswith("ddltrace run -o after -- test && ddltrace compare")
 
 
 def test_many_small_messages_are_merged(build):
@@ -373,23 +389,14 @@ def test_a_slow_first_step_of_a_short_job_is_in_no_number(build):
     assert max(finding.saves_us for finding in analysis.findings) <= 1000
 
 
-def test_strategies_that_are_named_exist():
-    calls = [
-        node
+def test_every_change_is_tested_by_strategies_that_exist():
+    kinds = {
+        ast.literal_eval(node.args[0])
         for node in ast.walk(ast.parse(inspect.getsource(communication_advice)))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Proposal"
-    ]
-    values = {
-        "ddp": True,
-        "megabytes": 0.14,
-        "_PERIOD": 4,
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Change"
     }
-    named = {
-        spec
-        for call in calls
-        if len(call.args) == 3
-        for spec in eval(ast.unparse(call.args[2]), values)  # the module's own source
-    }
-    assert {"ddp", "best_buckets", "fusion", "bf16"} <= named
-    for spec in named:
-        assert parse(spec)
+    assert kinds == {"merge", "split", "halve", "accumulate"}
+    for kind in kinds:
+        specs = advised.strategies(kind, 4, wrapper="ddp", all_ranks=True)
+        assert "ddp" in specs
+        assert all(map(parse, specs))
