@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.import_hooks import after_import
 from ddltrace.tracer.record.recorder import PHASE_CODE
+from ddltrace.tracer.timing.device_clock import DeviceTimer
 from ddltrace.tracer.trace.schema import BUCKET
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def _begin_gradients(context: PatchContext) -> None:
     context.backward.last_gradient_ns = 0
     if registry.frozen:
         watch_gradients(context, registry.unfrozen())
-    timed = context.config.level != "comm" and context.device.timer is not None
+    # A device without the timer in C++.
+    timed = context.config.level != "comm" and isinstance(context.device.timer, DeviceTimer)
     if registry.native is not None and timed:
         for leaf in registry.native.moved():
             for tensor in registry.native.forget(leaf):
@@ -101,9 +103,10 @@ def _timed(
             context.known.begin_backward()
         context.steps.begin_training(start)
         recorder.enter_phase(PHASE_CODE["backward"], start)
-        state.device_mark = None
-        if detailed and context.device.timer is not None and not recorder.paused:
-            state.device_mark = context.device.timer.mark()
+        timer = context.device.timer
+        state.on_device = detailed and timer is not None and not recorder.paused
+        if timer is not None and state.on_device:
+            timer.begin_gradients()
 
     def end(start: int, end_ns: int) -> None:
         known = 0 if context.known is None else context.known.end_backward(end_ns)
@@ -114,9 +117,9 @@ def _timed(
             for message in list(recorder.open.values()):
                 if message.enqueue_ns >= start and message.name.startswith(BUCKET):
                     recorder.complete(message, end_ns)
-        if state.device_mark is not None and context.device.timer is not None:
-            context.device.timer.forget(state.device_mark)
-            state.device_mark = None
+        if state.on_device and context.device.timer is not None:
+            context.device.timer.end_gradients()
+        state.on_device = False
         if recorder.paused:
             return
         recorder.add(site, start, end_ns, threading.get_ident())
@@ -150,27 +153,14 @@ def _timed(
     return backward
 
 
-def _time_on_device(context: PatchContext, gradient_site: int, device: torch.device) -> None:
-    """Ends the device's work for one gradient and starts that for the next.
-
-    The gradients of one device become ready on one thread; other devices are ignored.
-    """
-    timer, state, recorder = context.device.timer, context.backward, context.recorder
+def _time_on_device(context: PatchContext, site: int, device: torch.device) -> None:
+    """Ends the device's work for one gradient and starts that for the next."""
+    timer, state = context.device.timer, context.backward
     try:
-        if timer is None or state.device_mark is None:
-            return
-        if device.type != "cuda" or device.index != timer.device:
-            return
-        _, name, tensor, *_ = recorder.sites[gradient_site]
-        start, end = state.device_mark, timer.mark()
-        state.device_mark = end
-        if end is None:
-            timer.forget(start)
-        else:
-            end.uses += 1  # the next gradient's work begins here
-            timer.interval(recorder.site("kernel", f"{name}.grad", tensor), start, end)
+        if timer is not None and device.type == "cuda" and device.index == timer.device:
+            timer.end_gradient(site)
     except Exception as error:  # noqa: BLE001 - the job continues
-        state.device_mark = None
+        state.on_device = False
         context.fault("device gradient", error)
 
 
@@ -188,9 +178,25 @@ def watch_gradients(context: PatchContext, parameters: Iterable[tuple[int, torch
             continue
         if not parameter.is_leaf or registry.is_shard(parameter):
             continue
-        site = context.recorder.site("gradient", registry.tensors[tensor].name, tensor)
-        if gradients is None or not gradients.watch(tensor, parameter, site):
+        site, on_device = _sites(context, tensor, parameter)
+        if gradients is None or not gradients.watch(tensor, parameter, site, on_device):
             _watch_with_python(context, tensor, parameter)
+
+
+def _sites(context: PatchContext, tensor: int, parameter: torch.Tensor) -> tuple[int, int]:
+    """The recording sites of a parameter's gradients and of the device's work for them.
+
+    The second is -1 if that work is not timed.
+    """
+    import torch
+
+    cuda: Any = torch.cuda
+    name = context.registry.tensors[tensor].name
+    site = context.recorder.site("gradient", name, tensor)
+    # A job that uses a device may move the parameter there later.
+    if context.config.level == "comm" or not (parameter.is_cuda or cuda.is_initialized()):
+        return site, -1
+    return site, context.recorder.site("kernel", f"{name}.grad", tensor)
 
 
 def watch_again(context: PatchContext, tensor: int, parameter: torch.Tensor) -> None:
@@ -215,7 +221,7 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
     recorder, registry, state = context.recorder, context.registry, context.backward
     flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
     detailed = context.config.level != "comm"
-    site = recorder.site("gradient", registry.tensors[tensor].name, tensor)
+    site, on_device = _sites(context, tensor, parameter)
     this = (tensor,)
 
     def hook(parameter: torch.Tensor) -> None:
@@ -231,8 +237,8 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
         registry.collect_ready()  # earlier gradients, recorded by C++
         state.last_gradient_ns = now
         registry.note_ready(this)
-        if state.device_mark is not None:
-            _time_on_device(context, site, parameter.device)
+        if state.on_device:
+            _time_on_device(context, on_device, parameter.device)
 
     handle: Any = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     # Before the job's hooks: one of them may send the gradient, whose parameter must be known then.

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddltrace.tracer.timing.device_clock import Mark
-
 
 class BackwardPass:
     """The state of the current backward pass.
@@ -17,7 +12,7 @@ class BackwardPass:
         last_gradient_ns: When the newest gradient that Python recorded became ready.
         bucket_messages: Messages recorded by Python that DDP's reducer launched in this pass and
             waits for at its end.
-        device_mark: Start of the device's work for the next gradient; None if it is not timed.
+        on_device: Whether the device's work for gradients is timed in this pass.
     """
 
     def __init__(self) -> None:
@@ -25,4 +20,4 @@ class BackwardPass:
         self.started = 0
         self.last_gradient_ns = 0
         self.bucket_messages = 0
-        self.device_mark: Mark | None = None
+        self.on_device = False

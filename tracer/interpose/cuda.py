@@ -11,12 +11,14 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.timing.cuda_events import CudaRuntime
-from ddltrace.tracer.timing.device_clock import DeviceClock, DeviceTimer, Mark, ResolverThread
+from ddltrace.tracer.timing.device_clock import DeviceClock, DeviceTimer
+from ddltrace.tracer.timing.device_marks import DeviceMarks
+from ddltrace.tracer.timing.device_use import ResolverThread
 
 if TYPE_CHECKING:
     import torch
@@ -62,25 +64,18 @@ class MessageTimer:
         """Whether the job uses a device; if not, the other methods need not be called."""
         return bool(self._cuda.is_initialized())
 
-    def begin(self, tensor: torch.Tensor) -> Mark | None:
-        """Marks the current stream right before a message is launched.
+    def is_capturing(self) -> bool:
+        """Whether launches become part of a graph instead of running."""
+        return bool(self._cuda.is_current_stream_capturing())
 
-        Args:
-            tensor: A tensor that the message sends or receives.
-
-        Returns:
-            The position at which the device reaches the message; None if that cannot be timed.
-        """
-        if not tensor.is_cuda:
-            return None
+    def times(self, tensor: torch.Tensor) -> bool:
+        """Whether work on a tensor's device is timed, from now on or already."""
         context = self._context
         time_device_of(context, [tensor])
         timer = context.device.timer
-        if timer is None or tensor.device.index != timer.device:
-            return None
-        return timer.mark()
+        return timer is not None and tensor.device.index == timer.device
 
-    def passed_ns(self, mark: Mark) -> int | None:
+    def passed_ns(self, mark: int) -> int | None:
         """When the device passed a mark, which this consumes; None if that is not known."""
         timer = self._context.device.timer
         try:
@@ -89,19 +84,22 @@ class MessageTimer:
             self._context.fault("message arrival", error)
             return None
 
-    def mark(self) -> Mark | None:
-        """Marks the current stream; None if no device is timed or the stream is captured."""
-        timer = self._context.device.timer
-        return None if timer is None else timer.mark()
+    def mark(self, *, free: bool = False) -> int | None:
+        """Marks the current stream; None if no device is timed or the stream is captured.
 
-    def forget(self, marks: Iterable[Mark | None]) -> None:
-        """Consumes marks that are not needed."""
+        Args:
+            free: Whether the stream is known not to be captured.
+        """
         timer = self._context.device.timer
-        for mark in marks:
-            if timer is not None and mark is not None:
-                timer.forget(mark)
+        return None if timer is None else timer.mark(free=free)
 
-    def start(self, message: Message, mark: Mark | None) -> None:
+    def forget(self, mark: int | None) -> None:
+        """Consumes a mark that is not needed."""
+        timer = self._context.device.timer
+        if timer is not None and mark is not None:
+            timer.forget(mark)
+
+    def start(self, message: Message, mark: int | None) -> None:
         """Sets the start of a message to its mark; its end is recorded elsewhere."""
         if mark is None:
             return
@@ -115,36 +113,33 @@ class MessageTimer:
 
     def end_here(self, message: Message) -> None:
         """Ends a message where the current stream, which waits for it, continues; no earlier."""
-        self._end(message, self.mark(), begins=False)
+        self._end([message], self.mark(), begins=False)
 
-    def end(self, message: Message, mark: Mark | None) -> None:
-        """Ends a message that runs in the current stream, as synchronous NCCL messages do."""
-        self._end(message, mark, begins=True)
+    def end(self, messages: Sequence[Message], mark: int | None) -> None:
+        """Ends what was launched as one in the current stream, as synchronous NCCL messages are."""
+        self._end(messages, mark, begins=True)
 
-    def _end(self, message: Message, mark: Mark | None, *, begins: bool) -> None:
+    def _end(self, messages: Sequence[Message], mark: int | None, *, begins: bool) -> None:
         timer, recorder = self._context.device.timer, self._context.recorder
 
         def passed(start_ns: int, end_ns: int) -> None:
-            if begins:
-                message.start_ns = max(start_ns, message.enqueue_ns)
-            recorder.complete(message, max(end_ns, message.start_ns))
+            for message in messages:
+                if begins:
+                    message.start_ns = max(start_ns, message.enqueue_ns)
+                recorder.complete(message, max(end_ns, message.start_ns))
 
         if timer is None or not timer.interval(passed, mark):
-            # Nothing else records its end. Left open, the message would look like a hang.
-            recorder.complete(message, time.monotonic_ns())
+            # Nothing else records their end. Left open, the messages would look like a hang.
+            for message in messages:
+                recorder.complete(message, time.monotonic_ns())
 
 
-def is_timed(timer: DeviceTimer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_timed(
+    timer: DeviceTimer | DeviceMarks, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
     """Whether a call computes on the timed device: whether its first tensor argument is there."""
     first: Any = args[0] if args else next(iter(kwargs.values()), None)
     return getattr(first, "is_cuda", False) is True and bool(first.device.index == timer.device)
-
-
-def can_record() -> bool:
-    """Whether events may be recorded into the current stream: not while it is captured."""
-    import torch
-
-    return not torch.cuda.is_current_stream_capturing()
 
 
 def prepare_thread(device: int) -> None:
@@ -210,16 +205,6 @@ def _start(context: PatchContext, device: int) -> None:
     # priority would soon be used by the job as well.
     idle = torch.cuda.Stream(device, priority=_UNUSUAL_PRIORITY)  # type: ignore[no-untyped-call]
     clock = DeviceClock(runtime.new_event, lambda event: event.record(idle.cuda_stream))
-    numbers: dict[int, int] = {}
-    next_number = itertools.count().__next__
-    stream_now = runtime.current_stream
-
-    def current_stream() -> tuple[int, int]:
-        stream = stream_now(device)
-        number = numbers.get(stream)
-        if number is None:
-            number = numbers.setdefault(stream, next_number())
-        return stream, number
 
     def prepare() -> None:
         try:
@@ -231,15 +216,7 @@ def _start(context: PatchContext, device: int) -> None:
         context.device.fail()
         context.fault(where, error)
 
-    timer = DeviceTimer(
-        context.recorder,
-        clock,
-        runtime.new_event,
-        current_stream,
-        device=device,
-        # An event belongs to the device that was current at its creation.
-        may_record=lambda: runtime.current_device() == device and not runtime.is_capturing(),
-    )
+    timer = _timer(context, runtime, clock, device)
     resolver = ResolverThread(timer, fail, prepare, context.device.tasks)
     resolver.start()
     context.keep_alive(idle)
@@ -247,3 +224,36 @@ def _start(context: PatchContext, device: int) -> None:
     context.on_close(lambda _: context.record.info.clock.update(device_error_ns=clock.max_error_ns))
     os.register_at_fork(after_in_child=context.device.forget)  # it cannot use the device
     context.device.start(timer)
+
+
+def _timer(
+    context: PatchContext, runtime: CudaRuntime, clock: DeviceClock, device: int
+) -> DeviceTimer | DeviceMarks:
+    """The timer in C++, or the one in Python if the library cannot be used."""
+    if context.native is not None:
+        try:
+            functions = runtime.functions()
+            marks = DeviceMarks(context.native, functions, context.recorder, clock, device)
+            os.register_at_fork(after_in_child=marks.stop)
+            return marks
+        except (OSError, AttributeError) as error:
+            context.fault("device marks in C++", error)
+    numbers: dict[int, int] = {}
+    next_number = itertools.count().__next__
+
+    def current_stream() -> tuple[int, int]:
+        stream = runtime.current_stream(device)
+        number = numbers.get(stream)
+        if number is None:
+            number = numbers.setdefault(stream, next_number())
+        return stream, number
+
+    return DeviceTimer(
+        context.recorder,
+        clock,
+        runtime.new_event,
+        current_stream,
+        device=device,
+        is_capturing=runtime.is_capturing,
+        is_current=lambda: runtime.current_device() == device,
+    )

@@ -134,6 +134,13 @@ def _recording_device(
     context: PatchContext, original: Callable[..., Any]
 ) -> Callable[[nn.Module, int, Any, Any], Any]:
     recorder = context.recorder
+    device_sites: dict[int, int] = {}  # `Recorder.site` builds a key and takes a lock
+
+    def device_site(site: int) -> int:
+        found = device_sites.get(site)
+        if found is None:
+            found = device_sites[site] = recorder.site("kernel", recorder.sites[site][1])
+        return found
 
     def call_on_device(module: nn.Module, site: int, args: Any, kwargs: Any) -> Any:
         """Calls an innermost module and records its host time and its device time."""
@@ -150,7 +157,7 @@ def _recording_device(
         recorder.add(site, start, end, threading.get_ident())
         try:
             if timer is not None and begun is not None:
-                timer.interval(recorder.site("kernel", recorder.sites[site][1]), begun)
+                timer.interval(device_site(site), begun)
         except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("device interval", error)
         return result

@@ -18,7 +18,6 @@ from ddltrace.tracer.record.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.patch_context import PatchContext
-    from ddltrace.tracer.timing.device_clock import Mark
 
 _OPTIMIZER: Final = PHASE_CODE["optimizer"]
 
@@ -104,7 +103,7 @@ class _Observer:
         self._context = context
         self._site = context.recorder.site("phase", "optimizer")
         self._device_site = context.recorder.site("kernel", "optimizer")
-        self._mark: Mark | None = None
+        self._mark: int | None = None
         self._running: list[int] = []
         self._start = 0
         self.distributed = 0

@@ -28,6 +28,7 @@ _MISSED: Final = GRADIENT_CONTROL["missed"]
 _PAUSED: Final = GRADIENT_CONTROL["paused"]
 _NEWEST_NS: Final = GRADIENT_CONTROL["newest_ns"]
 _NONE: Final = -1  # in the place of a site
+_DEVICES: Final = ("cpu", "cuda")
 assert len(GRADIENT) == FLAT_CELLS, "what C++ notes is copied as it is"
 
 
@@ -64,13 +65,14 @@ class NativeGradients:
         self._noting = threading.RLock()
         self._abandoned = False
 
-    def watch(self, tensor: int, leaf: torch.Tensor, site: int) -> bool:
+    def watch(self, tensor: int, leaf: torch.Tensor, site: int, device_site: int = _NONE) -> bool:
         """Starts to record when the gradient of a leaf becomes ready.
 
         Args:
             tensor: The leaf's id.
             leaf: A parameter.
             site: The recording site of its gradients.
+            device_site: The recording site of the device's work for them; -1 if it is not timed.
 
         Returns:
             Whether the leaf is watched in C++; if not, it needs a Python hook.
@@ -78,9 +80,9 @@ class NativeGradients:
         import torch
 
         # Subclasses of Tensor call hooks in their own way.
-        if type(leaf) not in (torch.nn.Parameter, torch.Tensor) or leaf.device.type != "cpu":
+        if type(leaf) not in (torch.nn.Parameter, torch.Tensor) or leaf.device.type not in _DEVICES:
             return False
-        if not self._watch(leaf._cdata, site):
+        if not self._watch(leaf._cdata, site, device_site):
             return False
         self._watched.set(leaf, [*(self._watched.get(leaf) or ()), tensor])
         return True
@@ -107,7 +109,7 @@ class NativeGradients:
             self._watched.set(leaf, tensors)
 
     def moved(self) -> list[torch.Tensor]:
-        """Leaves that were moved off the CPU: for these the device's time is recorded as well."""
+        """Leaves that are not on the CPU, for which the device's time is to be recorded as well."""
         return [leaf for leaf in self._watched.live_keys() if leaf.device.type != "cpu"]
 
     def begin_backward(self, *, paused: bool) -> None:

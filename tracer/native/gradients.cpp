@@ -4,9 +4,10 @@
 // autograd's thread takes the interpreter lock between two layers, and the code of the hook is in no
 // cache: a hundred such hooks in each step cost more than the layers. Leaves without a hook therefore
 // get the C++ hook below, which stores the time. If the job registers a hook later, it replaces the
-// C++ hook, and the tracer adds a Python hook beside it.
+// C++ hook, and the tracer adds a Python hook beside it. On a device, the hook also records where the
+// device's work for the gradient ends.
 //
-// Called by gradients.py.
+// Called by naming/gradient_ready_times.py.
 
 #include "layout.h"
 
@@ -64,11 +65,14 @@ void note(int64_t site, int64_t now) {
 
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
-  void add(int64_t site) {
+  void add(int64_t site, int64_t device_site) {
+    if (sites_.empty()) {
+      device_site_ = device_site; // several parameters in one leaf have one gradient
+    }
     sites_.push_back(site);
   }
 
-  void operator()(const at::Tensor&) override {
+  void operator()(const at::Tensor& leaf) override {
     if (control.paused.load()) {
       return;
     }
@@ -76,6 +80,9 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
     control.newest_ns = now;
     for (const int64_t site : sites_) {
       note(site, now);
+    }
+    if (device_site_ != kNone && leaf.is_cuda()) {
+      ddltrace::end_gradient(device_site_, leaf.device().index());
     }
   }
 
@@ -86,6 +93,7 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
   void apply_with_saved(at::Tensor&, torch::dynamo::autograd::SwapSavedVariables&) override {}
 
  private:
+  int64_t device_site_ = kNone; // of the device's work for the gradient
   std::vector<int64_t> sites_; // a leaf of FullyShardedDataParallel holds several parameters
 };
 
@@ -102,8 +110,9 @@ void ddltrace_gradient_memory(void* pieces[2], int64_t lengths[2]) {
   lengths[1] = sizeof(rows) / kInteger;
 }
 
-// Records from now on when the gradient of a leaf is ready. Returns false if it cannot.
-int ddltrace_watch_gradient(int64_t tensor_impl, int64_t site) {
+// Records from now on when the gradient of a leaf is ready, and the device's work for it if
+// `device_site` is not `kNone`. Returns false if it cannot.
+int ddltrace_watch_gradient(int64_t tensor_impl, int64_t site, int64_t device_site) {
   using namespace torch::autograd;
   if (impl::set_post_acc_grad_hooks == nullptr || impl::post_acc_grad_hooks == nullptr) {
     return 0;
@@ -118,7 +127,7 @@ int ddltrace_watch_gradient(int64_t tensor_impl, int64_t site) {
     if (hook == nullptr) {
       return 0;
     }
-    hook->add(site);
+    hook->add(site, device_site);
     return 1;
   } catch (...) {
     return 0;

@@ -8,6 +8,22 @@ from typing import Any, Final
 
 from ddltrace.tracer.native.layout import TEXT
 
+_MARKS: Final = {
+    "marks_start": (None, 2),
+    "marks_stop": (None, 0),
+    "mark": (ctypes.c_int64, 1),
+    "mark_keep": (None, 1),
+    "mark_forget": (None, 1),
+    "mark_interval": (ctypes.c_int64, 3),
+    "mark_passed": (ctypes.c_int64, 3),
+    "marks_abandon": (ctypes.c_int64, 0),
+    "marks_gradients": (None, 1),
+    "marks_end_gradient": (None, 1),
+    "marks_state": (None, 1),
+}
+"""Result and number of arguments of each function of `device_marks.cpp` that keeps the interpreter
+lock: it returns sooner than another thread could take it."""
+
 
 class NativeLibrary:
     """The loaded library.
@@ -24,6 +40,7 @@ class NativeLibrary:
         gradient_control: The state of `gradients.cpp`, laid out as `layout.GRADIENT_CONTROL`.
         gradients: The gradients that became ready, each laid out as `layout.GRADIENT`, which is a
             row of `Recorder.flat`.
+        marks: The functions of `device_marks.cpp`, by name without ``ddltrace_``.
 
     Raises:
         OSError: The library does not fit this PyTorch.
@@ -47,7 +64,14 @@ class NativeLibrary:
             self.passing = _typed(library.ddltrace_passing, ctypes.c_int64, 0)
             self.forget = _typed(library.ddltrace_forget, None, 0)
             self.next_collective = _typed(library.ddltrace_next_collective, ctypes.c_int64, 1)
-            self.watch_gradient = _typed(library.ddltrace_watch_gradient, ctypes.c_int, 2)
+            self.watch_gradient = _typed(library.ddltrace_watch_gradient, ctypes.c_int, 3)
+            self.marks = {
+                name: _typed(getattr(library, f"ddltrace_{name}"), result, count)
+                for name, (result, count) in _MARKS.items()
+            }
+            # Releases the interpreter lock: it asks for the time of many events.
+            resolve = ctypes.CDLL(str(path)).ddltrace_marks_resolve
+            self.marks["marks_resolve"] = _typed(resolve, ctypes.c_int64, 4)
             layout = _typed(library.ddltrace_layout, ctypes.c_char_p, 0)
             memory, gradient_memory = library.ddltrace_memory, library.ddltrace_gradient_memory
         except AttributeError as error:

@@ -18,4 +18,9 @@ inline int64_t now_ns() {
   return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
+// In device_marks.cpp: ends the device's work for one gradient and begins that for the next.
+// site: the recording site of the work
+// on_device: index of the device on which the gradient lies; others are not timed
+void end_gradient(int64_t site, int64_t on_device);
+
 } // namespace ddltrace

@@ -8,6 +8,7 @@ event itself. And it makes a Python object of each stream.
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any, Final
 
 _NOT_READY: Final = 600  # cudaErrorNotReady, hipErrorNotReady, CUDA_ERROR_NOT_READY
@@ -47,12 +48,37 @@ class CudaRuntime:
         )
         # A query that finds an event not ready leaves an error behind, for this thread.
         self._clear = getattr(library, f"{prefix}GetLastError", int)
+        self._library, self._prefix = library, prefix
 
     def new_event(self) -> CudaEvent:
         """Creates a timing event on the current device. It lasts until the process ends."""
         handle = ctypes.c_void_p()
         self.check(self._create(ctypes.byref(handle), 0))
         return CudaEvent(self, handle.value or 0)
+
+    def functions(self) -> ctypes.Array[ctypes.c_void_p]:
+        """Addresses of the functions that `native/device_marks.cpp` calls, in its order.
+
+        Raises:
+            AttributeError: One of them is missing.
+            OSError: PyTorch's library of the device is missing.
+        """
+        import torch
+
+        # The stable C interface of PyTorch's C++ library (torch/csrc/inductor/aoti_torch/c/shim.h).
+        name = "libtorch_hip.so" if self._prefix == "hip" else "libtorch_cuda.so"
+        pytorch = ctypes.PyDLL(str(Path(torch.__file__).with_name("lib") / name))
+        library, prefix = self._library, self._prefix
+        device = f"{prefix}CtxGetDevice" if prefix == "cu" else f"{prefix}GetDevice"
+        found = [
+            *(self._create, self._record, self._query, self._elapsed),
+            getattr(library, f"{prefix}StreamIsCapturing"),
+            getattr(library, device),
+            getattr(library, f"{prefix}GetLastError", None),
+            pytorch.aoti_torch_get_current_cuda_stream,
+        ]
+        addresses = [None if one is None else ctypes.cast(one, ctypes.c_void_p) for one in found]
+        return (ctypes.c_void_p * len(addresses))(*addresses)
 
     @staticmethod
     def check(status: int) -> None:
@@ -69,21 +95,21 @@ class CudaEvent:
         handle: Its address.
     """
 
-    __slots__ = ("_handle", "_runtime")
+    __slots__ = ("_runtime", "handle")
 
     def __init__(self, runtime: CudaRuntime, handle: int) -> None:
         self._runtime = runtime
-        self._handle = handle
+        self.handle = handle
 
     def record(self, stream: int) -> None:
         """Records the event into a stream, given by its address."""
-        status = self._runtime._record(self._handle, stream)
+        status = self._runtime._record(self.handle, stream)
         if status:
             self._runtime.check(status)
 
     def query(self) -> bool:
         """Whether the device has completed the event."""
-        status = self._runtime._query(self._handle)
+        status = self._runtime._query(self.handle)
         if status == _NOT_READY:
             self._runtime._clear()
             return False
@@ -93,7 +119,7 @@ class CudaEvent:
     def elapsed_time(self, end: CudaEvent) -> float:
         """Milliseconds from this event to a later one; both are complete."""
         found = ctypes.c_float()
-        self._runtime.check(self._runtime._elapsed(ctypes.byref(found), self._handle, end._handle))
+        self._runtime.check(self._runtime._elapsed(ctypes.byref(found), self.handle, end.handle))
         return found.value
 
 

@@ -13,10 +13,10 @@ also follows the drift between the two clocks.
 
 from __future__ import annotations
 
-import threading
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -28,11 +28,14 @@ _ANCHOR_TRIES: Final = 5
 _ANCHOR_TIMEOUT_NS: Final = 2_000_000
 _ANCHOR_RETRY_NS: Final = 100_000_000
 _MAX_UNRESOLVED: Final = 1 << 16
-_POLL_S: Final = 0.005
 
 
 class DeviceEvent(Protocol):
     """An event of the device; see `CudaEvent`."""
+
+    @property
+    def handle(self) -> int:
+        """Its address."""
 
     def record(self, stream: Any) -> None:
         """Records the event into a stream."""
@@ -44,7 +47,7 @@ class DeviceEvent(Protocol):
         """Milliseconds from this event to a later one."""
 
 
-class Mark:
+class _Mark:
     """A position in a stream.
 
     Attributes:
@@ -106,9 +109,9 @@ class DeviceClock:
         self.max_error_ns = 0
 
     @property
-    def is_set(self) -> bool:
-        """Whether an anchor exists."""
-        return self._anchor is not None
+    def anchor(self) -> Anchor | None:
+        """The event to which times refer; None if there is none yet."""
+        return self._anchor
 
     def renew(self) -> bool:
         """Replaces the anchor if it is old.
@@ -118,7 +121,7 @@ class DeviceClock:
         """
         now, former = self._now(), self._anchor
         if now < self._retry_ns or (former and now - former.host_ns < _ANCHOR_PERIOD_NS):
-            return self.is_set
+            return self._anchor is not None
         best: Anchor | None = None
         for _ in range(_ANCHOR_TRIES):
             found = self._take()
@@ -128,7 +131,7 @@ class DeviceClock:
                 best = found
         if best is None:
             self._retry_ns = self._now() + _ANCHOR_RETRY_NS
-            return self.is_set
+            return self._anchor is not None
         drift = 0 if former is None else abs(self.host_ns(best.event) - best.host_ns)
         self._anchor = best
         self.max_error_ns = max(self.max_error_ns, best.error_ns + drift)
@@ -159,13 +162,18 @@ class DeviceClock:
 class DeviceTimer:
     """Records when one device executed the work that the host launched.
 
+    A mark is a position in a stream, given by its number. Where the C++ library can be used,
+    `DeviceMarks` does the same.
+
     Args:
         recorder: Receives resolved intervals, as events of a stream's lane.
         clock: Relates events to the host's clock.
         new_event: Creates a timing event when the pool is empty.
         current_stream: Returns the device's current stream and its number.
         device: The device's index.
-        may_record: Whether events may be recorded into the current stream: not during capture.
+        is_capturing: Whether the current stream is captured.
+        is_current: Whether the device is the thread's current one: an event belongs to the device
+            that was current at its creation.
 
     Attributes:
         device: The device's index.
@@ -181,15 +189,20 @@ class DeviceTimer:
         current_stream: Callable[[], tuple[Any, int]],
         *,
         device: int = 0,
-        may_record: Callable[[], bool] = lambda: True,
+        is_capturing: Callable[[], bool] = lambda: False,
+        is_current: Callable[[], bool] = lambda: True,
     ) -> None:
         self._recorder = recorder
         self._clock = clock
         self._new_event = new_event
         self._current_stream = current_stream
-        self._may_record = may_record
+        self._is_capturing = is_capturing
+        self._is_current = is_current
         self._pool: deque[DeviceEvent] = deque()
-        self._pending: deque[tuple[int | Callable[[int, int], None], Mark, Mark]] = deque()
+        self._marks: dict[int, _Mark] = {}
+        self._numbers = itertools.count()
+        self._pending: deque[tuple[int | Callable[[int, int], None], int, int]] = deque()
+        self._gradient: int | None = None
         self._used = True
         self.device = device
         self.unresolved = 0
@@ -199,14 +212,17 @@ class DeviceTimer:
         """Number of intervals that are not known to be complete."""
         return len(self._pending)
 
-    def mark(self) -> Mark | None:
+    def mark(self, *, free: bool = False) -> int | None:
         """Records an event into the current stream.
 
+        Args:
+            free: Whether the stream is known not to be captured.
+
         Returns:
-            Its position; None if the stream is being captured: launched work then becomes part of
-            a graph and does not run. A capture can begin at any time.
+            Its number; None if the stream is being captured: launched work then becomes part of a
+            graph and does not run. A capture can begin at any time.
         """
-        if not self._may_record():
+        if not self._is_current() or (not free and self._is_capturing()):
             return None
         try:
             event = self._pool.pop()
@@ -215,19 +231,27 @@ class DeviceTimer:
         stream, number = self._current_stream()
         event.record(stream)
         self._used = True
-        return Mark(event, number)
+        mark = next(self._numbers)
+        self._marks[mark] = _Mark(event, number)
+        return mark
 
-    def forget(self, mark: Mark) -> None:
+    def keep(self, mark: int) -> None:
+        """Adds one use of a mark."""
+        self._marks[mark].uses += 1
+
+    def forget(self, mark: int) -> None:
         """Gives up one use of a mark; without any, its event returns to the pool."""
-        mark.uses -= 1
-        if not mark.uses:
-            self._pool.append(mark.event)
+        found = self._marks[mark]
+        found.uses -= 1
+        if not found.uses:
+            del self._marks[mark]
+            self._pool.append(found.event)
 
     def interval(
         self,
         site: int | Callable[[int, int], None],
-        start: Mark | None,
-        end: Mark | None = None,
+        start: int | None,
+        end: int | None = None,
     ) -> bool:
         """Ends an interval.
 
@@ -252,14 +276,45 @@ class DeviceTimer:
         full = len(self._pending) >= _MAX_UNRESOLVED
         if full:
             self._recorder.dropped += 1
-        if full or start.stream != end.stream:
+        if full or self._marks[start].stream != self._marks[end].stream:
             self.forget(start)
             self.forget(end)
             return False
         self._pending.append((site, start, end))
         return True
 
-    def passed_ns(self, mark: Mark) -> int | None:
+    def begin_gradients(self) -> None:
+        """Begins a backward pass: the device's work for its first gradient begins here."""
+        self.end_gradients()
+        self._gradient = self.mark()
+
+    def end_gradient(self, site: int) -> None:
+        """Ends the device's work for one gradient and begins that for the next.
+
+        The gradients of one device become ready on one thread.
+
+        Args:
+            site: The recording site of the work.
+        """
+        start, end = self._gradient, None
+        if start is None:
+            return
+        self._gradient = None
+        end = self.mark()
+        if end is None:
+            self.forget(start)
+            return
+        self.keep(end)  # the next gradient's work begins here
+        self._gradient = end
+        self.interval(site, start, end)
+
+    def end_gradients(self) -> None:
+        """Ends a backward pass."""
+        mark, self._gradient = self._gradient, None
+        if mark is not None:
+            self.forget(mark)
+
+    def passed_ns(self, mark: int) -> int | None:
         """The host time at which the device completed a mark; never blocks, callable by any thread.
 
         Args:
@@ -269,9 +324,10 @@ class DeviceTimer:
             The time; None if the mark is not completed, or there is no anchor yet.
         """
         try:
-            if not self._clock.is_set or not mark.event.query():
+            found = self._marks[mark]
+            if self._clock.anchor is None or not found.event.query():
                 return None
-            return self._host_ns(mark)
+            return self._host_ns(found)
         finally:
             self.forget(mark)
 
@@ -287,21 +343,22 @@ class DeviceTimer:
         resolved = 0
         # In launch order: a stream that lags delays the resolution of the others, but does not
         # change their times.
-        while self._pending and self._pending[0][2].event.query():
+        while self._pending and self._marks[self._pending[0][2]].event.query():
             if not self._clock.renew():
                 break
             site, start, end = self._pending.popleft()
-            start_ns, end_ns = self._host_ns(start), self._host_ns(end)
+            last = self._marks[end]
+            start_ns, end_ns = self._host_ns(self._marks[start]), self._host_ns(last)
             if not isinstance(site, int):
                 site(start_ns, end_ns)
             else:
-                self._recorder.add(site, start_ns, end_ns, stream_lane(end.stream))
+                self._recorder.add(site, start_ns, end_ns, stream_lane(last.stream))
             self.forget(start)
             self.forget(end)
             resolved += 1
         return resolved
 
-    def _host_ns(self, mark: Mark) -> int:
+    def _host_ns(self, mark: _Mark) -> int:
         if mark.host_ns is None:
             mark.host_ns = self._clock.host_ns(mark.event)
         return mark.host_ns
@@ -327,55 +384,3 @@ class DeviceTimer:
 def stream_lane(stream: int) -> int:
     """The lane number of a stream in the recorder's rows; thread idents are positive."""
     return -1 - stream
-
-
-class ResolverThread(threading.Thread):
-    """Resolves intervals periodically until it is stopped.
-
-    Args:
-        timer: The timer to resolve.
-        on_fault: Called when the device's events fail; the thread and the timing end then.
-        prepare: Called in the thread before anything else.
-        tasks: Called in every period.
-    """
-
-    def __init__(
-        self,
-        timer: DeviceTimer,
-        on_fault: Callable[[str, Exception], None],
-        prepare: Callable[[], None],
-        tasks: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        super().__init__(name="ddltrace-device", daemon=True)
-        self._timer = timer
-        self._on_fault = on_fault
-        self._prepare = prepare
-        self._tasks = tasks
-        self._stop_requested = threading.Event()
-
-    def run(self) -> None:
-        """Resolves until stopped or until the device's events fail."""
-        try:
-            self._prepare()
-            while not self._stop_requested.wait(_POLL_S):
-                self._timer.resolve()
-                for task in self._tasks:
-                    task()
-        except Exception as error:  # noqa: BLE001 - the job continues without device times
-            self._on_fault("device clock", error)
-            self._timer.abandon(lost_at_ns=time.monotonic_ns())
-
-    def stop(self, timeout_s: float) -> bool:
-        """Waits up to the time-out for the device to complete the last events, then gives up.
-
-        Returns:
-            Whether the thread has ended.
-        """
-        deadline = time.monotonic() + timeout_s
-        while self.is_alive() and self._timer.num_pending and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        self._stop_requested.set()
-        self.join(max(0.1, deadline - time.monotonic()))
-        if not self.is_alive():
-            self._timer.abandon()
-        return not self.is_alive()

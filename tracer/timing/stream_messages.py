@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ddltrace.tracer.record.recorder import Message
-    from ddltrace.tracer.timing.device_clock import Mark
 
 MAX_HELD_BYTES: Final = 1 << 26
 """Maximum memory of the job, bytes, whose lifetime the tracer may extend to follow messages."""
@@ -42,7 +41,7 @@ class Launch:
 
     work: Any
     messages: Sequence[Message]
-    mark: Mark | None
+    mark: int | None
     held_bytes: int
     running_ns: int
 
@@ -72,7 +71,7 @@ class StreamMessages:
         self,
         is_completed: Callable[[Any], bool],
         duration_ms: Callable[[Any], float],
-        passed_ns: Callable[[Mark], int | None],
+        passed_ns: Callable[[int], int | None],
         completed: Callable[[Message, int, int, bool], None],
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -95,7 +94,7 @@ class StreamMessages:
         stream: Hashable,
         work: Any,
         messages: Sequence[Message],
-        mark: Mark | None,
+        mark: int | None,
         *,
         memory_lasts: bool = False,
     ) -> None:

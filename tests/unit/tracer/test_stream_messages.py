@@ -14,7 +14,6 @@ import pytest
 
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.timing import stream_messages
-from ddltrace.tracer.timing.device_clock import Mark
 from ddltrace.tracer.timing.device_use import DeviceUse
 from ddltrace.tracer.timing.stream_messages import StreamMessages
 
@@ -44,7 +43,7 @@ class Device:
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000
         self.ended: dict[int, tuple[int, int, bool]] = {}
-        self.reached: dict[Mark, int] = {}
+        self.reached: dict[int, int] = {}
         self.streams = StreamMessages(
             self._is_completed, self._duration_ms, self.reached.get, self._completed, self._now
         )
@@ -65,8 +64,8 @@ class Device:
     def _completed(self, message: Message, start: int, end: int, failed: bool) -> None:
         self.ended[message.id] = (start, end, failed)
 
-    def mark(self, reached_ns: int) -> Mark:
-        mark = Mark(object(), len(self.reached))  # type: ignore[arg-type]
+    def mark(self, reached_ns: int) -> int:
+        mark = len(self.reached)
         self.reached[mark] = reached_ns
         return mark
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from ddltrace.tracer.trace.schema import P2P_OPS
 
@@ -39,6 +41,14 @@ class Operator:
     def waited_once(self) -> bool:
         """See above: a wait executes a send, and writes the output of a composed operation."""
         return self.composed or self.op in P2P_OPS
+
+    def is_asynchronous(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> bool:
+        """Whether the caller of the operator does not wait immediately."""
+        if self.asynchronous is None or len(args) <= self.asynchronous:
+            return bool(kwargs.get("async_op", True))
+        return bool(args[self.asynchronous])
 
 
 OPERATORS: Final = {

@@ -15,7 +15,7 @@ from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS, Operator
 from ddltrace.tracer.interpose.c10d.groups import Group
 from ddltrace.tracer.interpose.c10d.reaper import Reapers
 from ddltrace.tracer.interpose.c10d.waits import Waits
-from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
+from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.timing.stream_messages import StreamMessages
 from ddltrace.tracer.trace.schema import P2P_OPS
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from ddltrace.tracer.interpose.patch_context import PatchContext
-    from ddltrace.tracer.timing.device_clock import Mark
 
 _now = time.monotonic_ns
 
@@ -34,13 +33,15 @@ class _Launch(NamedTuple):
 
     Attributes:
         start: When the operator was called.
-        mark: Position in the device's stream; None on the CPU.
+        on_device: Whether the message runs on the device that is timed.
+        mark: Position in the device's stream right before the launch, where it is needed.
         slot: Slot in which Gloo's threads record its times; -1 if they do not.
         sparse_bytes: Size of sparse tensors before the launch, after which they may hold the sum.
     """
 
     start: int
-    mark: Mark | None = None
+    on_device: bool = False
+    mark: int | None = None
     slot: int = -1
     sparse_bytes: int | None = None
 
@@ -59,11 +60,19 @@ class _Coalescing(threading.local):
     """Messages that a thread launches as one coalesced operation.
 
     Attributes:
-        messages: Messages launched so far with their positions in the device's stream; None if the
-            thread is not coalescing.
+        messages: Messages launched so far; None if the thread is not coalescing.
+        mark: Position in the device's stream right before the first of them; None on the CPU.
     """
 
-    messages: list[tuple[Message, Mark | None]] | None = None
+    messages: list[Message] | None = None
+    mark: int | None = None
+
+    def add(self, message: Message, mark: int | None) -> None:
+        """Adds a message; of the first one, its mark."""
+        assert self.messages is not None
+        if not self.messages:
+            self.mark = mark
+        self.messages.append(message)
 
 
 class Observer:
@@ -260,18 +269,36 @@ class Observer:
         if first is None:
             return None  # the call is invalid
         mark = None
-        if self._timer.in_use():
-            if first.is_cuda and not can_record():
+        on_device = first.is_cuda and self._timer.in_use()
+        if on_device:
+            if self._timer.is_capturing():
                 return None  # becomes part of a graph, does not run
-            mark = self._timer.begin(first)
+            on_device = self._timer.times(first)
+            if on_device and self._is_marked_before(operator, args, first):
+                mark = self._timer.mark(free=True)
         sparse_bytes = None
         if operator.op == "all_reduce" and first.is_sparse:
             _, sparse_bytes, _ = measure(args[0])
         gloo = self.gloo
         if gloo is None:
-            return _Launch(start, mark, sparse_bytes=sparse_bytes)
+            return _Launch(start, on_device, mark, sparse_bytes=sparse_bytes)
         slot = gloo.begin_launch(waited_once=operator.waited_once)
-        return _Launch(start, mark, slot, sparse_bytes)
+        return _Launch(start, on_device, mark, slot, sparse_bytes)
+
+    def _is_marked_before(
+        self, operator: Operator, args: Sequence[Any], first: torch.Tensor
+    ) -> bool:
+        """Whether the times of a message on the device need a mark before its launch.
+
+        The other messages run in a stream of the communication library, see `StreamMessages`.
+        """
+        together = self.coalescing.messages
+        if together is not None:
+            return not together
+        if not operator.is_asynchronous(args):
+            return True
+        process_group = self._unbox_group(args[operator.group])
+        return self._groups.wait_blocks(process_group, self._groups.of(process_group), first)
 
     def _passes(self, operator: Operator, args: Sequence[Any]) -> bool:
         """Whether a call is not recorded during a pause; it is counted, so that numbers agree."""
@@ -334,9 +361,8 @@ class Observer:
         if group.sends_nothing:
             self._recorder.complete(message, _now())
             return
-        together = self.coalescing.messages
-        if together is not None:
-            together.append((message, launch.mark))
+        if self.coalescing.messages is not None:
+            self.coalescing.add(message, launch.mark)
             return  # begins and ends with the others
         timed_by_gloo = (
             blocking and first.is_cpu and self._is_timed_by_gloo(operator, launch, message)
@@ -352,27 +378,21 @@ class Observer:
         elif work is not None:
             self.waits.works.add_newest(work, message)
         if work is None:
-            self._timer.end(message, launch.mark)
+            self._timer.end([message], launch.mark)
             return  # nothing to wait for
-        if launch.mark is not None and not blocking:
+        if launch.on_device and not blocking:
             self.waits.stream_ordered.add(message.id)
-            mark = self._timer.mark()
-            self._timer.forget([launch.mark])
+            mark = self._timer.mark(free=True)  # `_begin` has found it free
+            self._timer.forget(launch.mark)
             # DDP keeps its buckets.
             self._streams.follow(_stream_of(message), work, [message], mark, memory_lasts=by_engine)
             return
         self._timer.start(message, launch.mark)
         if timed_by_gloo or (blocking and operator.waited_once):
             return
-        index = operator.asynchronous
-        asynchronous = (
-            kwargs.get("async_op", True)
-            if index is None or len(args) <= index
-            else bool(args[index])
-        )
         if not blocking:
             self.waits.stream_ordered.add(message.id)
-        if asynchronous or not blocking:
+        if operator.is_asynchronous(args, kwargs) or not blocking:
             # On another device, the wait would order a stream of the job.
             poll = not (blocking and first.is_cpu)
             self._reapers.follow(work, message, poll=poll)
@@ -404,32 +424,32 @@ class Observer:
             try:
                 work = original(*args, **kwargs)
             finally:
-                messages = self.coalescing.messages or []
-                self.coalescing.messages = None
+                messages, mark = self.coalescing.messages or [], self.coalescing.mark
+                self.coalescing.messages = self.coalescing.mark = None
             try:
-                self._launched_together(work, messages)
+                self._launched_together(work, messages, mark)
             except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("coalesced messages", error)
             return work
 
         return end_coalescing
 
-    def _launched_together(self, work: Any, messages: list[tuple[Message, Mark | None]]) -> None:
-        if work is not None and messages:
-            newest = messages[-1][0]
-            self.waits.works.add_newest(work, newest)
-            self.waits.stream_ordered.add(newest.id)  # until its completion is observed
-            if messages[-1][1] is not None:
-                mark = self._timer.mark()
-                self._timer.forget(mark for _, mark in messages)
-                launched = [message for message, _ in messages]
-                self._streams.follow(newest.group, work, launched, mark)
-                return
-        for message, mark in messages:
-            if work is None:
-                self._timer.end(message, mark)
-            else:
+    def _launched_together(self, work: Any, messages: list[Message], mark: int | None) -> None:
+        if not messages:
+            return
+        if work is None:
+            self._timer.end(messages, mark)
+            return
+        newest = messages[-1]
+        self.waits.works.add_newest(work, newest)
+        self.waits.stream_ordered.add(newest.id)  # until its completion is observed
+        if mark is None:
+            for message in messages:
                 self._reapers.follow(work, message, poll=True)
+            return
+        behind = self._timer.mark()
+        self._timer.forget(mark)
+        self._streams.follow(newest.group, work, messages, behind)
 
     def _is_timed_by_gloo(self, operator: Operator, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's threads will record the times of a message on the CPU."""
