@@ -58,7 +58,7 @@ class StepRange(click.ParamType[range]):
         except ValueError:
             start, stop = 1, 0
         if not colon or start < 0 or stop <= start:
-            self.fail(f"{value!r} is no range of steps: write A:B with A < B, e.g. 10:20")
+            self.fail(f"{value!r} is not a range of steps: write A:B with A < B, e.g. 10:20")
         return range(start, stop)
 
 

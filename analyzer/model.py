@@ -1568,7 +1568,7 @@ class Analysis:
             waiting sum to all waiting.
         hangs: Collectives that never completed, causes first.
         mismatches: Completed messages on whose operation, element type or size ranks disagree, the
-            first 20; only sizes and operations where the trace is no dump of the Flight Recorder.
+            first 20; only sizes and operations unless it is a dump of the Flight Recorder.
         failure: The rank that ended first in a job that failed; null if it is not known.
         standstill: The positions of all ranks if all have stopped recording events; null if some
             continue, if the job ended, or if collectives hang.

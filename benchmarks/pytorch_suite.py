@@ -162,7 +162,7 @@ class Comparison:
         """Compares the outcomes of tests.
 
         Returns:
-            The tests that the tracer changed and that are no listed exception.
+            The tests that the tracer changed and that are not listed exceptions.
         """
         plain = self._outcomes(names, traced=False)
         traced = self._outcomes(names, traced=True)

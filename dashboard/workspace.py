@@ -247,7 +247,7 @@ class OpenTrace:
         """The rows of a SELECT over the trace's tables; the last results are kept.
 
         Raises:
-            UsageError: The statement is no SELECT, is wrong, or needs more than 500 MB or 30 s.
+            UsageError: The statement is not a SELECT, is wrong, or needs more than 500 MB or 30 s.
         """
         return self._queries.get(sql)
 

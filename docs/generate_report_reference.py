@@ -241,7 +241,7 @@ def render() -> str:
 
 
 def more(root: type) -> list[str]:
-    """The parts of a document that are no records."""
+    """The parts of a document that are not records."""
     if root is model.Analysis:
         tables = attributes(HtaTables)
         return [OF_ANALYSIS.format(keys=names(threshold.KEYS), **tables)]

@@ -151,7 +151,7 @@ class Grammar:
             if not equals or key not in known:
                 names = ", ".join(f"{k}=" for k in known) or "none"
                 raise self.error(
-                    spec, f"{argument!r:.40} is no parameter of {name} (it has: {names})"
+                    spec, f"{argument!r:.40} is not a parameter of {name} (it has: {names})"
                 )
             if key in values:
                 raise self.error(spec, f"{key} of {name} is given twice: keep one value")

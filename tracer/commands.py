@@ -363,7 +363,7 @@ def _measured_cost(directory: Path) -> str:
 def _step_range(text: str) -> tuple[int, int]:
     first, separator, stop = text.partition(":")
     if not (separator and first.isdigit() and stop.isdigit() and int(first) < int(stop)):
-        raise click.BadParameter(f"{text!r} is no range of steps like 10:13")
+        raise click.BadParameter(f"{text!r} is not a range of steps like 10:13")
     return int(first), int(stop)
 
 

@@ -71,5 +71,5 @@ def _writer(to: str) -> Callable[[Trace, Path], int]:
         "csv": parquet_csv.write_csv,
     }
     if to not in writers:
-        raise UsageError(f"{to!r} is no format to export to: choose from {', '.join(FORMATS)}")
+        raise UsageError(f"{to!r} is not a format to export to: choose from {', '.join(FORMATS)}")
     return writers[to]

@@ -80,7 +80,7 @@ class _Writer:
     def _process(self, rank: int) -> int:
         packet = self._new_packet()
         packet.track_descriptor.uuid = self._next_track()
-        packet.track_descriptor.process.pid = rank + 1  # 0 is no process to Perfetto
+        packet.track_descriptor.process.pid = rank + 1  # 0 is not a process to Perfetto
         packet.track_descriptor.process.process_name = f"rank {rank}"
         packet.track_descriptor.child_ordering = (
             self._protos.TrackDescriptor.ChildTracksOrdering.EXPLICIT

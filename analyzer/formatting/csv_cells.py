@@ -19,7 +19,7 @@ def without_formulas(texts: Any) -> Any:
         texts: An Arrow array of strings, or one of another type, which is returned as it is.
 
     Returns:
-        The texts, with an apostrophe before those that begin like a formula and are no number.
+        The texts, with an apostrophe before those that begin like a formula and are not numbers.
     """
     if isinstance(texts.type, pa.BaseExtensionType):
         texts = texts.cast(texts.type.storage_type)

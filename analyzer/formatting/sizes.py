@@ -28,10 +28,10 @@ def parse_memory_limit(text: str) -> int:
     """Reads a limit such as ``2GB`` or ``512MiB``; the result is in bytes.
 
     Raises:
-        UsageError: The text is no size, or less than 16 MB.
+        UsageError: The text is not a size, or less than 16 MB.
     """
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < LEAST_MEMORY:
-        raise UsageError(f"{text!r:.40} is no memory limit: write 16MB or more, such as 2GB")
+        raise UsageError(f"{text!r:.40} is not a memory limit: write 16MB or more, such as 2GB")
     return size

@@ -78,7 +78,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     """Reads the dumps of a job, one file per rank.
 
     Raises:
-        TraceError: A file is no dump, asks for code, or no file holds an entry.
+        TraceError: A file is not a dump, asks for code, or no file holds an entry.
     """
     run = RunInfo(status="partial", level="comm", source=NAME)
     ranks = assign_ranks([None] * len(paths), paths, run.notes)
@@ -136,7 +136,7 @@ def _load(path: Path) -> dict[str, Any]:
         is_pickle = file.read(1) == plain_pickle.MAGIC
     dump = plain_pickle.load(path) if is_pickle else _load_json(path)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
-        raise TraceError(f"{path} is no dump of the Flight Recorder: it has no entries")
+        raise TraceError(f"{path} is not a dump of the Flight Recorder: it has no entries")
     _check_repeats(path, dump)
     return dump
 

@@ -89,7 +89,7 @@ def read(path: Path | Sequence[Path], engine: Engine | None = None) -> ImportedT
         known = ", ".join(each.name for each in _FORMATS)
         if (unread := describe_unread(paths[0])) is not None:
             raise TraceError(unread)
-        raise TraceError(f"{paths[0]} is of no format that can be imported ({known})")
+        raise TraceError(f"{paths[0]} is not in a format that can be imported ({known})")
     chosen = max(by_format, key=lambda each: len(by_format[each]))
     files = by_format[chosen]
     by_tasks = engine is not None and chosen.name == kineto_reader.NAME and len(files) > 1
@@ -168,7 +168,7 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _left_out(paths: Sequence[Path]) -> str | None:
-    """A note on the entries of folders that are no plain files or directories, such as links."""
+    """A note on the entries of folders that are not plain files or directories, such as links."""
     found = [
         f"{each.name!r:.60} is {kind}"
         for path in paths

@@ -66,7 +66,7 @@ def limited_to(size: str | None) -> Iterator[None]:
     """Sets another limit for a `with` block, here and in processes that are started in it.
 
     Raises:
-        UsageError: It is no size.
+        UsageError: It is not a size.
     """
     if size is None:
         memory_limit(0)  # a wrong size in the environment is an error before any work

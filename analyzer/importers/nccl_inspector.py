@@ -243,7 +243,9 @@ def _objects(blocks: Blocks) -> Iterator[bytes]:
         lines = (pending + block).split(b"\n")
         pending = lines.pop()
         if len(pending) > _MAX_LINE:
-            raise TraceError(f"a line of more than {_MAX_LINE >> 20} MB: this is no Inspector file")
+            raise TraceError(
+                f"a line of more than {_MAX_LINE >> 20} MB: not a file of NCCL Inspector"
+            )
         yield from (line for line in lines if line.strip())
     if pending.strip():
         yield pending

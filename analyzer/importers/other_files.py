@@ -127,7 +127,7 @@ _KINDS: Final[tuple[_Kind, ...]] = (
         ),
         _NSYS,
     ),
-    ("an SQLite database", _begins(b"SQLite format 3\0"), f"it is no trace: {_KINETO}"),
+    ("an SQLite database", _begins(b"SQLite format 3\0"), f"it is not a trace: {_KINETO}"),
     (
         "a report of NVIDIA Nsight Systems (.nsys-rep, .qdrep)",
         lambda head: re.search(rb"QuadD|Nsight Systems", head[:4096]) is not None,
@@ -158,7 +158,7 @@ _KINDS: Final[tuple[_Kind, ...]] = (
         lambda head: head.startswith(b"\x7fELF") and head[16:18] in (b"\4\0", b"\0\4"),
         "read it with gdb: it is the memory of a process that crashed",
     ),
-    ("a program or library (ELF)", _begins(b"\x7fELF"), "it is no trace"),
+    ("a program or library (ELF)", _begins(b"\x7fELF"), "it is not a trace"),
     ("a recording of Linux perf", _begins(b"PERFILE2"), f"read it with perf. For times, {_KINETO}"),
     (
         "a trace of Windows' event tracing (.etl)",
@@ -185,7 +185,7 @@ _KINDS: Final[tuple[_Kind, ...]] = (
         lambda head: b"- ddltrace</title>" in head[:4096],
         "open it in a browser, or give the trace that it is of",
     ),
-    ("a page of HTML", _matches(rb"\s*(?i:<!doctype html|<html)"), "it is no trace"),
+    ("a page of HTML", _matches(rb"\s*(?i:<!doctype html|<html)"), "it is not a trace"),
     ("an Arrow file", _begins(b"ARROW1"), f"if it is part of a trace of ddltrace, {_FOLDER}"),
     ("a Parquet file", _begins(b"PAR1"), "of these, files of StragglerAnalysis can be read"),
     ("compressed by zstd", _begins(b"\x28\xb5\x2f\xfd"), "decompress it with zstd -d"),

@@ -94,7 +94,7 @@ def load(path: Path) -> Any:
         if isinstance(error, DdltraceError):
             raise
         reason = " ".join(str(error).split())
-        raise TraceError(f"{path} is no pickle of plain containers: {reason:.120}") from error
+        raise TraceError(f"{path} is not a pickle of plain containers: {reason:.120}") from error
 
 
 _OPCODES: Final = {ord(opcode.code): opcode for opcode in pickletools.opcodes}

@@ -1,7 +1,7 @@
 """Determines the rank of each file of a job; ``docs/trace-format.md`` has the rule.
 
 Only what a file states, or what names a rank, is evidence. Any other number in a name, such as a
-time or a process id, is no rank.
+time or a process id, is not a rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IN_NAME: Final = (
     re.compile(r"worker[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
     re.compile(r"\.(\d{1,9})\.et(?:\.[a-z]+)*$", re.IGNORECASE),
 )
-# Of a job that is parallel in other dimensions, too, this alone is no rank.
+# Of a job that is parallel in other dimensions, too, this alone is not a rank.
 _TENSOR_PARALLEL: Final = re.compile(r"(?<![a-z])TP-(\d{1,9})(?!\d)", re.IGNORECASE)
 _OTHER_PARALLEL: Final = re.compile(r"(?<![a-z])(?:DP|PP|EP|CP)[-_]?\d", re.IGNORECASE)
 _AT_END: Final = re.compile(r"(\d{1,9})(?:\.[a-z]+)*$", re.IGNORECASE)
@@ -173,7 +173,7 @@ def _by_folder(below: Sequence[PurePath]) -> Guesses:
     if any(rank is not None for rank in found):
         return found
     numbers = _folders_of_numbers(below)
-    counts = set(numbers) == set(range(len(set(numbers))))  # dates and steps are no ranks
+    counts = set(numbers) == set(range(len(set(numbers))))  # dates and steps are not ranks
     return [*numbers] if numbers and counts else [None] * len(below)
 
 

@@ -95,7 +95,7 @@ def last_needed(needs: Needs, start: IntArray) -> IntArray:
 
 
 def places(members: tuple[int, ...], rank: IntArray) -> IntArray:
-    """The group rank of each global rank; `NULL` for what is no member."""
+    """The group rank of each global rank; `NULL` for what is not a member."""
     known = np.array(members, dtype=np.int64)
     order = np.argsort(known, kind="stable")
     found = np.minimum(np.searchsorted(known[order], rank), len(known) - 1)

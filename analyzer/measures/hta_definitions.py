@@ -45,7 +45,7 @@ def hta_breakdown(trace: Trace) -> list[HtaBreakdown]:
     """
     if trace.run.source != "kineto":
         raise UsageError(
-            f"{trace.name} is no trace of torch.profiler (Kineto), which HTA's definitions are "
+            f"{trace.name} is not a trace of torch.profiler (Kineto), which HTA's definitions are "
             "for: leave out --definitions hta"
         )
     figures = trace.run.labels.get(HTA_LABEL)

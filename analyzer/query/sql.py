@@ -74,7 +74,7 @@ def run_query(
         a number: ``n``, ``n_1``.
 
     Raises:
-        UsageError: DuckDB does not accept the statement, it is no SELECT, or it reached a limit.
+        UsageError: DuckDB does not accept the statement, it is not a SELECT, or it reached a limit.
         MissingCapabilityError: DuckDB is not installed.
     """
     require_extra("query", "ddltrace query", by_import=False)

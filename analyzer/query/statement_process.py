@@ -48,7 +48,7 @@ _OUT_OF_MEMORY: Final = re.compile("out of memory|bad_alloc|alloc of size|alloca
 
 
 class RefusedError(Exception):
-    """The statement is no SELECT."""
+    """The statement is not a SELECT."""
 
 
 class _Tables:

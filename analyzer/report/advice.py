@@ -384,12 +384,15 @@ def _lateness(analysis: Analysis, row: StragglerRow) -> str:
         return how
     if row.cause == "stopped":
         return f"{how}: its process was stopped"
-    longer = time_text(row.cause_us)
-    return f"{how}, whose {cause_text(analysis, row)} takes {longer} a step longer than the others'"
+    cause, longer = cause_text(analysis, row), time_text(row.cause_us)
+    when = "in such a step" if row.sometimes else "per step"
+    return f"{how}; its {cause} takes {longer} longer {when} than on the others"
 
 
 def cause_text(analysis: Analysis, row: StragglerRow) -> str | None:
     """Describes which activity takes longer on a late rank; None if it is not known."""
+    if row.cause == "data":
+        return "data loading"
     if row.cause != "network":
         return row.cause
     return "own transfer" if _on_one_host(analysis) else "own network"

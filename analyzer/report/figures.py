@@ -87,7 +87,7 @@ def step_times(analysis: Analysis) -> go.Figure | None:
 def overlap_over_steps(analysis: Analysis) -> go.Figure | None:
     """Overlap ratio and the shares of compute, exposed communication and idle, per step.
 
-    None for a single step, which is no course of time.
+    None for a single step, which is not a course of time.
     """
     rows = analysis.steps
     lines: tuple[tuple[str, str, Callable[[StepRow], float | None]], ...] = (

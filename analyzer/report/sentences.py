@@ -349,16 +349,20 @@ def _waiting(analysis: Analysis) -> str:
         return began
     if culprit.sometimes:
         how = (
-            f"is late in some steps only, {culprit.late_steps} of {analysis.summary.steps}, "
+            f"is late in {culprit.late_steps} of {analysis.summary.steps} steps only, "
             f"then by {time_text(culprit.late_step_us)}"
         )
     else:
         how = (
-            f"comes last to {share_text(culprit.share)} of its collectives, by "
+            f"enters {_share_of_collectives(culprit.share)} last, by "
             f"{time_text(culprit.lateness_us)}"
         )
     why = _why(analysis, culprit)
-    return f"Rank {culprit.rank} {how}, {why}. {_waiting_on_a_rank(sync)}."
+    return f"Rank {culprit.rank} {how}{why}. {_waiting_on_a_rank(sync)}."
+
+
+def _share_of_collectives(share: float) -> str:
+    return "every collective" if share == 1.0 else f"{share_text(share)} of its collectives"
 
 
 def _waiting_on_a_rank(share: float) -> str:
@@ -397,10 +401,11 @@ def _others(analysis: Analysis) -> str:
 
 def _why(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause is None:
-        return "for a reason that the trace does not show"
+        return "; the trace does not show why"
     if row.cause == "stopped":
-        return f"because its process was stopped, for {time_text(row.cause_us)} in such a step"
-    return f"because its {cause_text(analysis, row)} takes {time_text(row.cause_us)} a step longer"
+        return f": its process is stopped for {time_text(row.cause_us)} in such a step"
+    when = "in such a step" if row.sometimes else "per step"
+    return f": its {cause_text(analysis, row)} takes {time_text(row.cause_us)} longer {when}"
 
 
 def _advice(analysis: Analysis) -> str:

@@ -449,7 +449,7 @@ def _stragglers(analysis: Analysis) -> list[str]:
         return []
     cells = [
         [
-            f"rank {row.rank}",
+            str(row.rank),
             str(row.collectives_last),
             share_text(row.share),
             _late_in(row, analysis.summary.steps),
@@ -462,14 +462,14 @@ def _stragglers(analysis: Analysis) -> list[str]:
         for row in rows
     ]
     header = [
-        "last to arrive",
-        "times",
-        "of its",
+        "rank",
+        "times last",
+        "share",
         "in steps",
-        "late by",
-        "in all",
-        "longer in",
-        "a step",
+        "typical lateness",
+        "total",
+        "slower in",
+        "per step",
     ]
     return ["Stragglers (steady steps)", *render(header, cells, WIDTH)]
 
@@ -488,7 +488,7 @@ def _root_causes(analysis: Analysis) -> list[str]:
         return []
     cells = [
         [
-            f"rank {cause.rank}",
+            str(cause.rank),
             cause.activity if cause.peer is None else f"transfer from rank {cause.peer}",
             shorten(cause.name or "", _CAUSE_NAME),
             time_text(cause.direct_us),
@@ -500,7 +500,7 @@ def _root_causes(analysis: Analysis) -> list[str]:
         for cause in causes[:_MAX_ROWS]
     ]
     header = [
-        "waiting began on", "in", "most in", "direct", "passed on", "slower", "of all", "saves",
+        "root rank", "activity", "operation", "direct", "propagated", "slower", "share", "saves",
     ]  # fmt: skip
     total = time_text(analysis.waiting.total_us)
     over = "a step" if analysis.summary.steps else "in all"

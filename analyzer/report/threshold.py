@@ -46,7 +46,7 @@ def check_expression(expression: str) -> tuple[str, str, float]:
     try:
         number = float(match["number"])
     except ValueError:
-        raise UsageError(f"--fail-on: {match['number']!r:.40} is no number") from None
+        raise UsageError(f"--fail-on: {match['number']!r:.40} is not a number") from None
     return match["key"], match["operator"], number
 
 

@@ -123,7 +123,7 @@ def open_files(paths: Sequence[Path], engine: Engine | None = None) -> Trace:
 
 
 def _check_holds_none(path: Location) -> None:
-    """Raises if a directory that is no trace holds some, as an experiment's does."""
+    """Raises if a directory that is not a trace holds some, as an experiment's does."""
     inside = [run.parent for run in matches(path, f"*/{RUN_FILE}")]
     if not inside:
         return
@@ -131,7 +131,7 @@ def _check_holds_none(path: Location) -> None:
     count = "a trace" if len(inside) == 1 else f"{len(inside)} traces"
     which = f"the first {_MAX_NAMED}" if len(inside) > _MAX_NAMED else "them"
     raise TraceError(
-        f"{path} is no trace, but holds {count} (show {which} with: ddltrace dashboard {shown})"
+        f"{path} is not a trace, but holds {count} (show {which} with: ddltrace dashboard {shown})"
     )
 
 

@@ -68,7 +68,7 @@ def _named(table: pa.Table, name: str) -> tuple[Times, Times]:
     rows = table.filter(pc.and_(pc.fill_null(wanted, False), table["end_ns"].is_valid()))
     rows = rows.sort_by("start_ns")
     start, end = (rows[column].to_numpy() for column in ("start_ns", "end_ns"))
-    # One inside or beside another of the same name (a recursive call) is no window of its own.
+    # One inside or beside another of the same name (a recursive call) is not a window of its own.
     before = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])[: len(end)]
     return start[start >= before], end[start >= before]
 

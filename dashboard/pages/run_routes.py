@@ -46,7 +46,7 @@ def add_run_routes(server: Flask, workspace: Workspace) -> None:
             return _answer(*(refused or _NOT_ALLOWED))
         values = request.get_json(silent=True)
         if not isinstance(values, dict):
-            return _answer("the request is no JSON object", 400)
+            return _answer("the request is not a JSON object", 400)
         from ddltrace.dashboard.runs.run_control import RunInProgressError
         from ddltrace.dashboard.runs.run_request import confirmation, read_request, shown_words
 

@@ -63,7 +63,7 @@ class ServerOptimizer:
             self._optimizer = kind(
                 [{"params": of_group[n], **self._scaled(settings[n])} for n in self._used]
             )
-        # Around the hooks of a step: to a tracer, a push is no step of this process.
+        # Around the hooks of a step: to a tracer, a push is not a step of this process.
         self._step: Any = getattr(kind.step, "__wrapped__", kind.step)
 
     def set(self, settings: Sequence[dict[str, Any]]) -> None:

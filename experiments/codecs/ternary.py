@@ -33,5 +33,5 @@ class Ternary(CodecDescription):
 
     @property
     def second_pass(self) -> CodecDescription:
-        """Without clipping: averages of few values have outliers that are no noise."""
+        """Without clipping: averages of few values have outliers that are not noise."""
         return replace(self, clip=0.0)

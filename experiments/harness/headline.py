@@ -47,7 +47,7 @@ def headline(rows: Sequence[Row], reference: Row | None, *, running: bool) -> st
 
 
 def _doubt(found: Speedup | None, reference: Row, other: str) -> str:
-    """Why the row with the shortest step is no winner by its time; empty if it is one."""
+    """Why the row with the shortest step is not a winner by its time; empty if it is one."""
     if not reference.is_sound:
         return f", but {other}, with which it is compared, {reference.status}"
     if found is None:

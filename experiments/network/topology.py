@@ -27,7 +27,7 @@ def parse_bandwidth(text: str) -> int:
     match = _RATE.match(text.strip())
     bits = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if bits <= 0:
-        raise UsageError(f"bandwidth {text!r:.40} is no rate: write for example 400mbit or 10gbit")
+        raise UsageError(f"bandwidth {text!r:.40} is not a rate: write e.g. 400mbit or 10gbit")
     return bits
 
 
@@ -42,7 +42,7 @@ def parse_delay(text: str) -> float:
     """
     match = _TIME.match(text.strip())
     if match is None:
-        raise UsageError(f"--delay {text!r:.40} is no time: write for example 500us or 2ms")
+        raise UsageError(f"--delay {text!r:.40} is not a time: write for example 500us or 2ms")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -60,7 +60,7 @@ def parse_loss(text: str) -> float:
     except ValueError:
         percent = -1.0
     if not 0 <= percent < 100 or not text.strip().endswith("%"):
-        raise UsageError(f"--loss {text!r:.40} is no share: write for example 0.1%")
+        raise UsageError(f"--loss {text!r:.40} is not a share: write for example 0.1%")
     return percent
 
 

@@ -126,7 +126,7 @@ RULES: Final = (
             s.architecture is not None
             and (isinstance(s.schedule, Poseidon) or _exchanges(s) == "momentum")
         ),
-        "poseidon and demo send what is no sum over the ranks, by collectives of their own",
+        "poseidon and demo send what is not a sum over the ranks, by collectives of their own",
         "leave out the architecture, or choose wfbp as the schedule",
     ),
     Rule(

@@ -184,7 +184,7 @@ def test_groups_have_their_members(job: Recorded) -> None:
     even = job.messages(0, "groups").query("group == @described['even'].name")
     assert even.seq[even.op != "recv"].tolist() == [0, 1, 2, 3]
     assert even.peer.dropna().tolist() == [2, 2]  # global ranks
-    # Ranks 0 and 3 are no members of the group of 1 and 2.
+    # Ranks 0 and 3 are not members of the group of 1 and 2.
     counts = [int((job.messages(rank, "groups").bytes == 220).sum()) for rank in RANKS]
     assert counts == [0, 1, 1, 0]
 
@@ -218,7 +218,7 @@ def test_functional_collectives_and_their_waits(job: Recorded) -> None:
 
 
 def test_a_training_over_rpc_has_steps(tmp_path: Path) -> None:
-    """Steps of `DistributedOptimizer` on the rank that trains; `RemoteModule` is no error."""
+    """Steps of `DistributedOptimizer` on the rank that trains; `RemoteModule` is not an error."""
     done = run(traced(tmp_path / "trace", on_ranks("rpc_training.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr
     job = Recorded(tmp_path / "trace")

@@ -355,7 +355,7 @@ def _prove(
 ) -> None:
     greeting = _receive(connection, len(_GREETING) + _NONCE_BYTES, deadline)
     if not greeting.startswith(_GREETING):
-        raise ConnectionError("a program answers that is no ddltrace, or another version of it")
+        raise ConnectionError("a program answers that is not ddltrace, or another version of it")
     own = secrets.token_bytes(_NONCE_BYTES)
     nonces = greeting[len(_GREETING) :] + own
     claim = _mac(secret, f"connects {purpose} {number} ", nonces)

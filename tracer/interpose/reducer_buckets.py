@@ -148,7 +148,7 @@ class DdpBuckets:
             tensor: Its tensor.
 
         Returns:
-            None if the message is no bucket of a known model.
+            None if the message is not a bucket of a known model.
         """
         state = self._backward
         if not state.depth:

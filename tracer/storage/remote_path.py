@@ -188,7 +188,7 @@ class RemotePath:
 
         Raises:
             StoreError: It cannot be read.
-            UnicodeDecodeError: It is no text.
+            UnicodeDecodeError: It is not text.
         """
         return self.read_bytes().decode(encoding)
 

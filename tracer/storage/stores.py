@@ -29,7 +29,7 @@ _SECRET_NAME: Final = re.compile(
 )
 _USER: Final = re.compile(r"[^/\s@]+:[^/\s@]+@")
 _LEAST_SECRET: Final = 6
-"""Shorter values of variables with such names are no secrets, but flags and numbers."""
+"""Shorter values of variables with such names are not secrets, but flags and numbers."""
 _CONNECT_S: Final = 5.0
 _REQUEST_S: Final = 20.0
 _ATTEMPTS: Final = 3
@@ -190,7 +190,7 @@ def _connect_through_fsspec(scheme: str) -> fs.FileSystem:
         raise MissingCapabilityError(f"{scheme}:// needs another package: {error}") from error
     except ValueError as error:
         raise UsageError(
-            f"{scheme}:// is no protocol that is known here: use s3, gs, hdfs, file, or one of "
+            f"{scheme}:// is not a protocol that is known here: use s3, gs, hdfs, file, or one of "
             "fsspec's"
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(made))

@@ -85,7 +85,7 @@ def finalize_abandoned(directory: Path) -> None:
 
     Raises:
         UsageError: A launcher or a rank of the job still runs.
-        TraceError: The directory is no trace.
+        TraceError: The directory is not a trace.
     """
     for folder in (directory, *parts_of(directory)):
         run = read_run_file(folder)

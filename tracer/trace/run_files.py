@@ -73,7 +73,7 @@ def read_run_file(directory: Location) -> RunInfo:
         if not directory.exists():
             raise TraceError(f"{directory} does not exist")
         raise TraceError(
-            f"{directory} is no trace: it has no {RUN_FILE} "
+            f"{directory} is not a trace: it has no {RUN_FILE} "
             "(record one with: ddltrace run -o DIR -- COMMAND)"
         )
     value = read_json(path)

@@ -57,14 +57,14 @@ def event_path(directory: Location, segment: str) -> Location: ...
 def event_path(directory: Location, segment: str) -> Location:
     """Where the events of one rank process are: its final file, else its stream."""
     if not _SEGMENT_NAME.match(segment):
-        raise TraceError(f"{segment!r:.80} is no name of a rank's files")
+        raise TraceError(f"{segment!r:.80} is not a name of a rank's files")
     return _stored(directory, segment)
 
 
 def counters_name(segment: str) -> str:
     """Base name of a rank process's counter file."""
     if not _SEGMENT_NAME.match(segment):
-        raise TraceError(f"{segment!r:.80} is no name of a rank's files")
+        raise TraceError(f"{segment!r:.80} is not a name of a rank's files")
     return COUNTERS_PREFIX + segment.removeprefix("rank-")
 
 
@@ -157,7 +157,7 @@ def _part_folders(directory: Location) -> Sequence[Location]:
 
 
 def left_out(directory: Location) -> list[str]:
-    """A note for each entry of a trace, or of a part, that is no file or directory, so not read."""
+    """A note for each entry of a trace or part that is not a file or directory, so not read."""
     if not isinstance(directory, Path):
         return []
     with os.scandir(directory) as entries:

@@ -111,7 +111,7 @@ def part_name(text: str) -> str:
 
 
 def _launch_options(command: Sequence[str]) -> dict[str, str] | None:
-    """The options of a multi-node launcher; None if the command is no such launcher."""
+    """The options of a multi-node launcher; None if it is not one."""
     names = [Path(word).name for word in command]
     starts = [names.index(name) for name in _TORCHRUN_NAMES if name in names]
     if "accelerate" in names and "launch" in names:

@@ -10,7 +10,7 @@ An operation becomes two messages. ``negotiate`` begins on each rank when that r
 ends with the negotiation: ranks wait for each other there. The operation's own message is what the
 communication library does (``MPI_*``, ``NCCL_*``, ``GLOO_*``, ...), or the whole operation where no
 such activity is recorded. Between them lie queueing and copies (``QUEUE``, ``WAIT_FOR_DATA``,
-``WAIT_FOR_OTHER_TENSOR_DATA``, ``MEMCPY_*``), which are no communication.
+``WAIT_FOR_OTHER_TENSOR_DATA``, ``MEMCPY_*``), which are not communication.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def _link_of(raw: msgspec.Raw) -> Link:
 def shapes_of(raws: list[msgspec.Raw]) -> list[str | None]:
     """The shapes of operators' inputs as JSON without spaces; None where they are not recorded.
 
-    Such as ``[[64,3],[3]]``: one list for each input, empty for an input that is no tensor.
+    Such as ``[[64,3],[3]]``: one list for each input, empty for an input that is not a tensor.
     """
     texts = [bytes(raw) for raw in raws]
     return [_shapes_in(text) if _SHAPES_MARK in text else None for text in texts]
@@ -340,7 +340,7 @@ class EventFile:
             elif size > _MAX_PENDING_BYTES:
                 raise TraceError(
                     f"{self.path}: {size >> 20} MB without an end of an event; "
-                    "this is no trace, or its list of events is damaged"
+                    "this is not a trace, or its list of events is damaged"
                 )
             else:
                 wanted = _next_look(size)
@@ -376,7 +376,7 @@ class EventFile:
                 break
         if not pending.strip():
             raise TraceError(f"{self.path} is empty")
-        raise TraceError(f"{self.path} is no trace: no list of events (traceEvents) found in it")
+        raise TraceError(f"{self.path} is not a trace: no list of events (traceEvents) found in it")
 
     def _cut(self, pending: bytes) -> tuple[int, list[Any]] | None:
         """Decodes the events up to the last cut between two events that can be found.
@@ -456,7 +456,7 @@ class EventFile:
         return ends[0].end() if ends else None
 
     def _decode(self, text: bytes) -> list[Any] | None:
-        """Events of a JSON list; None if it is no valid JSON."""
+        """Events of a JSON list; None if it is not valid JSON."""
         try:
             return _EVENTS.decode(text)
         except msgspec.ValidationError:

@@ -228,7 +228,7 @@ def _compiled(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise UsageError(f"{text!r} is no regular expression: {error}") from error
+        raise UsageError(f"{text!r} is not a regular expression: {error}") from error
 
 
 @contextmanager

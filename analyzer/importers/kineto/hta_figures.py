@@ -60,7 +60,7 @@ _MOST_COPIES: Final = 4
 """HTA multiplies work whose correlation several calls have; the most events that this may give."""
 
 _MOST_INTEGER: Final = float(1 << 63)
-"""From here on, times are no 64-bit integers."""
+"""From here on, times are not 64-bit integers."""
 
 _COMMUNICATION: Final = re.compile(r"nccl.*Kernel")
 _MEMORY: Final = re.compile(r"Memcpy|Memset|dma")

@@ -234,7 +234,7 @@ def _nanoseconds(path: Path, table: pa.Table, name: str) -> Integers:
         raise TraceError(f"{path} is damaged: column {name} is not of numbers")
     seconds = column.cast(pa.float64()).fill_null(-1.0).to_numpy()
     if not np.all((seconds >= 0) & (seconds < _MAX_SECONDS)):
-        raise TraceError(f"{path} is damaged: column {name} has a value that is no time")
+        raise TraceError(f"{path} is damaged: column {name} has a value that is not a time")
     return np.asarray(np.rint(seconds * 1e9), np.int64)
 
 

@@ -238,7 +238,7 @@ def _start(transport: Transport, store: Store, rank: int, size: int, timeout: ti
             f"the transport {name} cannot load MPI: {error} (pip install 'ddltrace[mpi]')"
         ) from error
     finally:
-        for variable in pmi:  # children of the job are no ranks of this MPI
+        for variable in pmi:  # children of the job are not ranks of this MPI
             del os.environ[variable]
     of_mpi = listening_ports() - before
     world = MPI.COMM_WORLD

@@ -164,7 +164,7 @@ def test_an_importable_file_is_read_from_a_store(environment: S3Server, tmp_path
     [
         ("s3://no-such-bucket-here/run", "does not exist"),
         (f"s3://{BUCKET}/nothing", "does not exist"),
-        ("weird://bucket/run", "no protocol that is known here"),
+        ("weird://bucket/run", "not a protocol that is known here"),
         ("s3://", "names no bucket"),
     ],
 )

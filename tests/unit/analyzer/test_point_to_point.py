@@ -96,7 +96,7 @@ def test_what_merging_messages_saves_follows_from_the_latency(build):
             ops.append(programs.Op("work", "net", "compute", 500))
             ops.append(programs.Op("recv" if rank == 0 else "send", f"{step}.back", **back))
             ops.append(programs.Op("step"))
-    # In both directions first, so that it is no pipeline.
+    # In both directions first, so that it is not a pipeline.
     program[1].insert(0, programs.Op("send", "first", us=1, peer=0))
     program[0].insert(0, programs.Op("recv", "first", us=1, peer=1))
     _, analysis = _traced(build(2), program)

@@ -216,7 +216,7 @@ def test_a_stopped_process_is_the_first_finding() -> None:
     assert first.kind == "stopped"
     assert "no thread of rank 1 ran for 2.00 s to 3.00 s, until step 12" in first.evidence
     assert first.advice in sentences(replace(stopped, findings=(first, *others)))[-1]
-    # One that hardly matters is no first finding.
+    # One that hardly matters is not a first finding.
     short = replace(stop, least_us=1.0)
     row = replace(stopped.resources[0], stops=(short,))
     assert find_findings(replace(stopped, resources=(row,)), JobFacts())[0].kind != "stopped"

@@ -165,7 +165,7 @@ def test_a_run_needs_a_loopback_address_and_the_token(trace_path, options, says)
         ({"ranks": True}, "whole number"),
         ({"steps": 5, "warmup": 5}, "leave nothing"),
         ({"hosts": 2}, "belong together"),
-        ({"hosts": 2, "bandwidth": "fast"}, "no rate"),
+        ({"hosts": 2, "bandwidth": "fast"}, "not a rate"),
         ({"hosts": 2, "ranks": 4, "bandwidth": "1gbit"}, "one rank each"),
     ],
 )

@@ -32,7 +32,7 @@ from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 )
 def test_parse_bandwidth(text: str, bits: int | None) -> None:
     if bits is None:
-        with pytest.raises(UsageError, match="no rate"):
+        with pytest.raises(UsageError, match="not a rate"):
             parse_bandwidth(text)
     else:
         assert parse_bandwidth(text) == bits
@@ -83,9 +83,9 @@ def test_racks_have_as_much_to_the_core_as_they_are_given() -> None:
         ({"slow_host": "host=1,factor=0.5"}, "factor of at least 1"),
         ({"slow_host": "host=1,factor=2,on=3"}, "cannot be read"),
         ({"slow_host": "1"}, "cannot be read"),
-        ({"delay": "2"}, "no time"),
-        ({"loss": "2"}, "no share"),
-        ({"loss": "100%"}, "no share"),
+        ({"delay": "2"}, "not a time"),
+        ({"loss": "2"}, "not a share"),
+        ({"loss": "100%"}, "not a share"),
         ({"ranks_per_host": 0}, "--ranks-per-host"),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_wrong_pattern_is_an_error(tmp_path: Path) -> None:
     file = str(_profile(tmp_path / "rank0.json", "gemm2"))
     result = CliRunner().invoke(cli, ["analyze", file, "--communication-kernels", "("])
     assert result.exit_code != 0
-    assert "is no regular expression" in str(result.exception) + result.output
+    assert "is not a regular expression" in str(result.exception) + result.output
 
 
 def test_nothing_is_said_of_messages_where_none_were_recorded(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_kernels_and_operators(analysis: Analysis) -> None:
     assert sum(row.share for row in analysis.kernels) == pytest.approx(1)
     operators = {row.name: row for row in analysis.operators}
     linear, mm, launch = (operators[n] for n in ("aten::linear", "aten::mm", "cudaLaunchKernel"))
-    # The second launch ends behind the operator in which it begins: it is no part of it.
+    # The second launch ends behind the operator in which it begins: it is not a part of it.
     assert (linear.total_us, linear.self_us) == (200.0, 100.0)
     assert (mm.total_us, mm.self_us, mm.device_us, mm.self_device_us) == (100, 80, 80, 80)
     assert (linear.device_us, linear.self_device_us) == (80.0, 0.0)

@@ -400,7 +400,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, protocol: int) -> No
     assert proof.exists()
     proof.unlink()
     (tmp_path / "trace_rank_0").write_bytes(bad)
-    with pytest.raises(TraceError, match="no pickle of plain containers"):
+    with pytest.raises(TraceError, match="not a pickle of plain containers"):
         formats.read(tmp_path / "trace_rank_0")
     assert not proof.exists()
 
@@ -646,7 +646,7 @@ def test_what_is_no_trace_is_not_recognized(tmp_path: Path) -> None:
     assert not formats.recognizes(tmp_path)
     assert not formats.recognizes(tmp_path / "notes.txt")
     assert not formats.recognizes(tmp_path / "missing")
-    with pytest.raises(TraceError, match="no format that can be imported"):
+    with pytest.raises(TraceError, match="not in a format that can be imported"):
         formats.read(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Which rank a file is of: by what it states, or by its name; other numbers are no ranks."""
+"""Which rank a file is of: by what it states, or by its name; other numbers are not ranks."""
 
 from __future__ import annotations
 

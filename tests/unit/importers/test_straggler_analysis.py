@@ -234,9 +234,9 @@ def test_missing_worker(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"duration": -0.5}, "duration has a value that is no time"),
-        ({"duration": float("nan")}, "duration has a value that is no time"),
-        ({"start_ts": 1e300}, "start_ts has a value that is no time"),
+        ({"duration": -0.5}, "duration has a value that is not a time"),
+        ({"duration": float("nan")}, "duration has a value that is not a time"),
+        ({"start_ts": 1e300}, "start_ts has a value that is not a time"),
         ({"rank": -1}, "rank has a value beyond"),
         ({"stage": None}, "column stage is not of whole numbers"),
         ({"rank": 7}, "a rank has several places"),

@@ -404,7 +404,7 @@ class Observer:
     def _bucket(
         self, group: str, tensors: Sequence[torch.Tensor]
     ) -> tuple[str, list[int] | None] | None:
-        """Returns name and parameters of a bucket of the reducer; None if it is no bucket."""
+        """Returns name and parameters of a bucket of the reducer; None if it is not a bucket."""
         return self._ddp.bucket_of(group, tensors[0]) if len(tensors) == 1 else None
 
     def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
