@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from ddltrace.analyzer.assemble import assemble
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.joined.join import join
 from ddltrace.analyzer.joined.trace_scans import scan_ranks
 from ddltrace.analyzer.measure_steps import Request, measure_steps
 from ddltrace.analyzer.measures.ideal_job import ideal_job
 from ddltrace.analyzer.measures.steps import find_steps
-from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.model import Analysis, Analyzed
 from ddltrace.analyzer.step_ranges.division import divide, steps_in_ranges
 from ddltrace.analyzer.step_ranges.in_ranges import measure_in_ranges
 from ddltrace.analyzer.trace.step_selection import select_in_store

@@ -27,7 +27,7 @@ from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.importers.kineto.hta_figures import HtaBreakdown
-    from ddltrace.analyzer.joined.analyzed import Analyzed
+    from ddltrace.analyzer.model import Analyzed
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
-from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.events.interval_sets import length
 from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -21,35 +20,32 @@ from ddltrace.analyzer.joined.executions import Executions, find_executions
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.rank_paths import describe_ranks
 from ddltrace.analyzer.measures.bandwidth import collective_samples, link_samples, size_bins
-from ddltrace.analyzer.measures.breakdown import ratio
 from ddltrace.analyzer.measures.collectives import collective_times, in_steps, joining, link_times
 from ddltrace.analyzer.measures.device_queues import device_queues
 from ddltrace.analyzer.measures.dimensions import dimension_times
 from ddltrace.analyzer.measures.failures import find_failure
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
 from ddltrace.analyzer.measures.job_facts import job_facts
-from ddltrace.analyzer.measures.measured import Measured, RankFacts, SteadyMeasures
+from ddltrace.analyzer.measures.measured import Measured, SteadyMeasures
+from ddltrace.analyzer.measures.mismatches import find_mismatches
 from ddltrace.analyzer.measures.operation_rows import kernel_rows, operator_rows
-from ddltrace.analyzer.measures.passed import find_mismatches
-from ddltrace.analyzer.measures.path_parts import MOST_PARTS, path_copies, path_parts, path_totals
-from ddltrace.analyzer.measures.pipelines import pipelines
+from ddltrace.analyzer.measures.path_parts import (
+    MOST_PARTS,
+    PathPart,
+    PathRank,
+    path_parts,
+)
+from ddltrace.analyzer.measures.pipelines import Pipeline, pipelines
 from ddltrace.analyzer.measures.rank_measures import measure_ranks
-from ddltrace.analyzer.measures.root_causes import RootCauseFinder
-from ddltrace.analyzer.measures.savings import SavingsFinder
+from ddltrace.analyzer.measures.root_causes import RootCause, RootCauseFinder, Waiting
+from ddltrace.analyzer.measures.savings import Savings, SavingsFinder
 from ddltrace.analyzer.measures.slow_steps import path_sums
+from ddltrace.analyzer.measures.step_rows import step_rows
 from ddltrace.analyzer.measures.steps import Steps, messages_in_steps
 from ddltrace.analyzer.measures.stragglers import Lateness, find_lateness
 from ddltrace.analyzer.measures.tensors import MAX_PERIODS, tensor_times
+from ddltrace.analyzer.measures.trace_facts import RankFacts
 from ddltrace.analyzer.measures.traffic import traffic_rows
-from ddltrace.analyzer.model import (
-    PathPart,
-    PathRank,
-    Pipeline,
-    RootCause,
-    Savings,
-    StepRow,
-    Waiting,
-)
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -155,7 +151,7 @@ def measure_steps(
         ranks=measured.ranks,
         idle=measured.idle,
         waited_for=measured.waited_for,
-        rows=_step_rows(steps, rank_steps, paths, request.origin_ns),
+        rows=step_rows(steps, rank_steps, paths, request.origin_ns),
         path_sums=lambda step: path_sums(paths[step]),
         collectives=collective_times(joined, chosen),
         links=links,
@@ -254,36 +250,6 @@ def _find_causes(
 
 def _events_of(scans: Mapping[int, RankScan]) -> int:
     return sum(scan.events for scan in scans.values())
-
-
-def _step_rows(
-    steps: Steps, rank_steps: Mapping[str, FloatArray], paths: Mapping[int, Path], origin_ns: int
-) -> tuple[StepRow, ...]:
-    which = np.searchsorted(steps.number, rank_steps["step"]) if len(steps) else None
-    sums = {
-        name: np.bincount(which, weights=rank_steps[name], minlength=len(steps))
-        for name in ("wall_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_ns", "idle_ns")
-        if which is not None
-    }
-    rows = []
-    for i, number in enumerate(steps.number.tolist()):
-        wall = float(sums["wall_ns"][i])
-        rows.append(
-            StepRow(
-                step=number,
-                start_us=int(steps.start[i] - origin_ns) / 1e3,
-                wall_us=int(steps.end[i] - steps.start[i]) / 1e3,
-                ranks=int(steps.ranks[i]),
-                steady=bool(steps.steady[i]),
-                overlap_ratio=ratio(float(sums["overlap_ns"][i]), float(sums["comm_ns"][i])),
-                compute_share=ratio(float(sums["compute_ns"][i]), wall),
-                exposed_comm_share=ratio(float(sums["exposed_ns"][i]), wall),
-                idle_share=ratio(float(sums["idle_ns"][i]), wall),
-                critical_path=path_totals(paths[number]),
-                copies=path_copies(paths[number]),
-            )
-        )
-    return tuple(rows)
 
 
 def find_paths(

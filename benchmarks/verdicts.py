@@ -31,7 +31,8 @@ import numpy as np
 
 import ddltrace
 from ddltrace.analyzer.compare.comparison import compare_steps
-from ddltrace.analyzer.model import CATEGORIES, Analysis
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
+from ddltrace.analyzer.model import Analysis
 
 _PAIRS: Final = 100
 _COMPARISONS: Final = 10

@@ -11,7 +11,7 @@ import numpy as np
 from ddltrace.analyzer.measures.breakdown import FIELDS
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.joined.analyzed import Analyzed
+    from ddltrace.analyzer.model import Analyzed
 
 PARTS: Final = ("compute", "update", "overlap", "exposed", "copies", "data", "idle")
 """Parts of a rank's step, in the order of drawing."""

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.live.live_trace import LiveTrace
-    from ddltrace.analyzer.measures.slack_rows import SlackRow
-    from ddltrace.analyzer.model import Analysis, TensorRow
+    from ddltrace.analyzer.measures.tensors import TensorRow
+    from ddltrace.analyzer.model import Analysis, Analyzed
+    from ddltrace.analyzer.slack import SlackRow
     from ddltrace.analyzer.trace.opened_trace import Trace
     from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 
@@ -220,7 +220,7 @@ class OpenTrace:
         stored, analyzed = self._stored.get()[0], self.analyzed
         if stored is not None:
             return stored.slack()
-        from ddltrace.analyzer.measures.slack_rows import slack_rows
+        from ddltrace.analyzer.slack import slack_rows
 
         return slack_rows(shortened(self.trace), analyzed)
 

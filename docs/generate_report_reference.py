@@ -12,6 +12,7 @@ from typing import Any
 
 from ddltrace.analyzer import model
 from ddltrace.analyzer.compare import comparison, regression
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.measures.hta_definitions import HtaTables
 from ddltrace.analyzer.report import threshold
 from ddltrace.experiments.harness import (
@@ -275,7 +276,7 @@ def with_places(text: str) -> str:
         place, attribute = found.get(match[1]), match[2] or ""
         return match[0] if place is None else f"`{place}{attribute}`"
 
-    categories = ", ".join(f"`{name}`" for name in model.CATEGORIES)
+    categories = ", ".join(f"`{name}`" for name in CATEGORIES)
     return re.sub(r"`([A-Z]\w+)(\.\w+)?`", key, text.replace("`CATEGORIES`", categories))
 
 

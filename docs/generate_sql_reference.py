@@ -13,6 +13,10 @@ import generate_report_reference as reference
 import pyarrow as pa
 
 from ddltrace.analyzer import model
+from ddltrace.analyzer.measures.device_queues import CopyRow, LaunchRow, StreamRow
+from ddltrace.analyzer.measures.rank_measures import RankRow
+from ddltrace.analyzer.measures.step_rows import StepRow
+from ddltrace.analyzer.measures.tensors import TensorRow
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES, EventStream
 
 PAGE = Path(__file__).with_name("sql-reference.md")
@@ -33,12 +37,12 @@ ddltrace query sample_traces/straggler "SELECT op, count(*), sum(wait_us) FROM m
 """
 
 RECORDS: Final[Mapping[str, type]] = {
-    "tensors": model.TensorRow,
-    "steps": model.StepRow,
-    "ranks": model.RankRow,
-    "launches": model.LaunchRow,
-    "streams": model.StreamRow,
-    "copies": model.CopyRow,
+    "tensors": TensorRow,
+    "steps": StepRow,
+    "ranks": RankRow,
+    "launches": LaunchRow,
+    "streams": StreamRow,
+    "copies": CopyRow,
 }
 """Tables whose rows are records of the report."""
 

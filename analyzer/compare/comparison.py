@@ -24,9 +24,11 @@ from ddltrace.analyzer.compare.work_difference import (
     render_changes,
     work_difference,
 )
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.formatting.text_table import render
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
-from ddltrace.analyzer.model import CATEGORIES, Analysis, StepRow
+from ddltrace.analyzer.measures.step_rows import StepRow
+from ddltrace.analyzer.model import Analysis
 
 SCHEMA: Final = "ddltrace.comparison/1"
 _MAX_ROWS: Final = 10

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ddltrace.analyzer.model import KernelRow, OperatorRow
+from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
 
 _OTHER_PART: Final = 0.02
 _OTHER_PART_OF_MANY: Final = 0.5

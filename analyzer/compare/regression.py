@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddltrace.analyzer.compare.comparison import Comparison, Difference
-from ddltrace.analyzer.model import CATEGORIES
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.tracer.errors import ThresholdError, UsageError
 
 KEYS: Final = (

@@ -18,7 +18,8 @@ from ddltrace.analyzer.compare.input_shapes import (
 from ddltrace.analyzer.formatting.kernel_names import kernel_text
 from ddltrace.analyzer.formatting.text_table import render
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, time_text
-from ddltrace.analyzer.model import Analysis, KernelRow, OperatorRow
+from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
+from ddltrace.analyzer.model import Analysis
 
 _OTHER_COUNT: Final = 0.02
 """Tolerated relative difference of runs per step, because a trace may end within a step."""

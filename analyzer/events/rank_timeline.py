@@ -30,7 +30,10 @@ from ddltrace.analyzer.events.interval_sets import Spans, subtract
 from ddltrace.analyzer.events.process_stops import STOPPED
 from ddltrace.analyzer.events.rank_activity import Activity
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
-from ddltrace.analyzer.model import CATEGORIES
+
+CATEGORIES: Final = ("compute", "transfer", "wait", "update", "data", "copy", "host", "idle")
+"""Categories of pieces of the critical path, in the order of `PathTotals`."""
+
 
 CATEGORY: Final = {name: code for code, name in enumerate(CATEGORIES)}
 

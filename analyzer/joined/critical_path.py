@@ -27,10 +27,9 @@ from ddltrace.analyzer.events.event_columns import (
     IntArray,
     distinct,
 )
-from ddltrace.analyzer.events.rank_timeline import CATEGORY, Timeline
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY, Timeline
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.queues import Queues
-from ddltrace.analyzer.model import CATEGORIES
 
 _PIECES_AT_ONCE = 1 << 16
 _LOCAL = -1

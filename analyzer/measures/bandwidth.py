@@ -34,7 +34,6 @@ from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
 from ddltrace.analyzer.measures.distribution import round_values
-from ddltrace.analyzer.model import CostFit, SizeBin, SizePoint
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -48,6 +47,87 @@ _MAX_LINKS: Final = 256
 _MAX_OVERLAP: Final = 0.1
 _SHARED: Final = 2.0
 _ROUNDS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "send": 1}
+
+
+@dataclass(frozen=True)
+class SizePoint:
+    """One point of a fit: the collectives of one size.
+
+    Attributes:
+        bytes: Size of the whole vector, the n of `CostFit`.
+        transfer_us: Median of their transfers.
+        samples: Number of collectives.
+    """
+
+    bytes: int
+    transfer_us: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """Time against size of one operation: transfer = latency + n / bandwidth.
+
+    Attributes:
+        op: Operation.
+        group_size: Ranks that take part.
+        backend: Backend of the group; empty if the trace does not contain it.
+        samples: Number of collectives that the fit uses.
+        sizes: Number of different sizes among these collectives.
+        latency_us: Time of an empty collective; None if there is no fit, see `verdict`.
+        alpha_us: Latency of one message of the collective if it runs as a ring.
+        algbw_gbps: Algorithm bandwidth for large sizes, gigabits per second.
+        busbw_gbps: The same as bus bandwidth.
+        error: Median over sizes of |fit - measured| / measured.
+        disturbed: Whether some of the samples overlapped compute, which slows them.
+        verdict: ``fitted``, or why there is no fit.
+        points: The fitted points, by size; only the most frequent sizes if there are very many.
+        src: For sends and receives (`op` is ``send``): the sending rank of one link; None for
+            all links together, and for collectives.
+        dst: The receiving rank.
+    """
+
+    op: str
+    group_size: int
+    backend: str
+    samples: int
+    sizes: int
+    latency_us: float | None
+    alpha_us: float | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    error: float | None
+    disturbed: bool
+    verdict: str
+    points: tuple[SizePoint, ...] = ()
+    src: int | None = None
+    dst: int | None = None
+
+    @property
+    def title(self) -> str:
+        """A title for the fit: ``all_reduce of 4``, ``send 0 -> 1``."""
+        if self.src is not None:
+            return f"{self.op} {self.src} -> {self.dst}"
+        return f"{self.op}, all links" if self.op == "send" else f"{self.op} of {self.group_size}"
+
+
+@dataclass(frozen=True)
+class SizeBin:
+    """Messages of one operation with `bytes_from` <= size < `bytes_below`; see `CollectiveRow`.
+
+    Attributes:
+        op: Operation.
+        bytes_from: Smallest size of the bin.
+        bytes_below: Upper limit of the bin, exclusive.
+        count: Messages.
+        bytes: Sum of their sizes.
+    """
+
+    op: str
+    bytes_from: int
+    bytes_below: int
+    count: int
+    bytes: int
 
 
 class FitKind(NamedTuple):

@@ -1,6 +1,6 @@
 """Rows of collectives by operation, group and size, and of sends by pair of ranks.
 
-`ddltrace.analyzer.model.CollectiveRow` and `P2PRow` define the formulas.
+`CollectiveRow` and `P2PRow` define the formulas.
 """
 
 from __future__ import annotations
@@ -14,11 +14,116 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.distribution import Distribution, merged_sums
-from ddltrace.analyzer.model import CollectiveRow, Joining, P2PRow
 
 _BITS_PER_BYTE: Final = 8
 _SPREAD: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 """Operations in which (p - 1) / p of the whole vector cross each rank's link."""
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """All collectives of one operation, group and size in the analyzed window.
+
+    Its arrivals are the ranks' `start_ns`. Its wait on a rank is the last arrival minus that
+    rank's, its transfer is the last `end_ns` minus the last arrival, at least 0. Its size is that
+    of the whole vector: of an all_gather or gather the largest `out_bytes` (without one, the
+    largest `bytes` times the ranks of the group), else the largest `bytes`. Algorithm bandwidth is
+    8 * size / transfer, of collectives whose transfer and size are above 0. Bus bandwidth is the
+    algorithm bandwidth times a factor, after NVIDIA's nccl-tests: with p ranks of the group,
+    2(p - 1)/p for all_reduce, (p - 1)/p for all_gather, reduce_scatter, all_to_all, gather and
+    scatter, and 1 for others. It can be compared with the bandwidth of a link.
+
+    Attributes:
+        op: Public name in ``torch.distributed``.
+        group: Name of the process group.
+        group_size: Its members.
+        count: Number of collectives, each counted once, not once per rank.
+        bytes: Input bytes of one rank in one collective (the largest, if they differ).
+        algbw_gbps: Algorithm bandwidth, median over collectives.
+        busbw_gbps: Bus bandwidth, median over collectives.
+        wait_us: Median over collectives of the mean over ranks of their wait.
+        transfer_us: Median over collectives of their transfer.
+        transfer_us_p95: 95th percentile of the same.
+        arrival_skew_us: Median over collectives of the last arrival minus the first.
+        wait_us_total: Sum over collectives and ranks of their wait.
+        transfer_us_total: Sum over collectives of their transfer.
+        incomplete: Number of these collectives that lack a rank or its end; they are excluded from
+            the times.
+        unsure: Whether the times are below the error of the aligned clocks.
+    """
+
+    op: str
+    group: str
+    group_size: int
+    count: int
+    bytes: int | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    wait_us: float | None
+    transfer_us: float | None
+    transfer_us_p95: float | None
+    arrival_skew_us: float | None
+    wait_us_total: float | None
+    transfer_us_total: float | None
+    incomplete: int
+    unsure: bool
+
+
+@dataclass(frozen=True)
+class P2PRow:
+    """Point-to-point messages from one rank to another.
+
+    Attributes:
+        src: Sending rank.
+        dst: Receiving rank.
+        count: Messages.
+        bytes: Sum of their sizes; null if no size is known.
+        wait_us: Sum of the times for which the receiver waits for the send to begin.
+        transfer_us: Sum of receive end - the later of both starts.
+        unmatched: Number of these messages that were recorded on one side only.
+        transfer_us_p50: Median of receive end - the later of both starts.
+        transfer_us_p95: 95th percentile of the same.
+        algbw_gbps: Median over messages of bytes / transfer, gigabits per second.
+        unsure: Whether the transfers are below the error of the aligned clocks.
+    """
+
+    src: int
+    dst: int
+    count: int
+    bytes: int | None
+    wait_us: float | None
+    transfer_us: float | None
+    unmatched: int
+    transfer_us_p50: float | None = None
+    transfer_us_p95: float | None = None
+    algbw_gbps: float | None = None
+    unsure: bool = False
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How well messages were found on all their ranks; of steps that were asked for, theirs.
+
+    Attributes:
+        collectives: Number of collectives.
+        complete: Number of collectives that were recorded and completed on all their ranks.
+        partial: Number of collectives that lack the message of a member.
+        open: Number of collectives that did not complete on some rank.
+        mismatched: Number of collectives on whose operation or size the ranks disagree; they are
+            excluded from all times.
+        by_order: Whether sequence numbers were missing and the order was used.
+        p2p: Number of matched pairs of sends and receives.
+        p2p_unmatched: Number of unmatched sends and receives.
+    """
+
+    collectives: int
+    complete: int
+    partial: int
+    open: int
+    mismatched: int
+    by_order: bool
+    p2p: int
+    p2p_unmatched: int
 
 
 def bus_factor(op: str, ranks: int) -> float:

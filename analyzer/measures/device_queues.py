@@ -9,6 +9,7 @@ HTA's own values in both cases.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,7 +35,6 @@ from ddltrace.analyzer.events.stream_gaps import (
     stream_gaps,
 )
 from ddltrace.analyzer.joined.executions import device_rows
-from ddltrace.analyzer.model import CopyRow, DeviceStepRow, LaunchRow, StreamRow
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -42,6 +42,120 @@ if TYPE_CHECKING:
 _SLOW_CALL_NS: Final = 50_000
 _LONG_DELAY_NS: Final = 100_000
 _DIRECTION_LETTERS: Final = len("Memcpy HtoD")
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """How one rank's host launched its device work, with the limits of Holistic Trace Analysis.
+
+    Attributes:
+        rank: Global rank.
+        launches: Kernels and copies whose launching call is known.
+        short_kernels: Launches whose work took less time than the call, among calls of up to 50 us.
+        slow_calls: Launches whose call took more than 50 us.
+        long_delays: Launches whose work began more than 100 us after the call.
+        call_us: Mean time of a call.
+        call_us_p95: 95th percentile.
+        delay_us: Mean time from the end of the call to the start of the work, at least 0.
+        delay_us_p50: Median.
+        delay_us_p95: 95th percentile.
+    """
+
+    rank: int
+    launches: int
+    short_kernels: int
+    slow_calls: int
+    long_delays: int
+    call_us: float
+    call_us_p95: float
+    delay_us: float
+    delay_us_p50: float
+    delay_us_p95: float
+
+
+@dataclass(frozen=True)
+class DeviceStepRow:
+    """One step of one rank on its device's time: the work that the host launched in the step.
+
+    Where the host runs ahead, that work runs while the host is in later steps. Work whose launch
+    was not recorded, such as that launched before the recording began, is of no step here.
+
+    Attributes:
+        rank: Global rank.
+        step: Number of the step in which the host launched the work.
+        lag_us: From the launch of its first work to the begin of that work.
+        period_us: From the begin of its first work to that of the next step; null for the last.
+        compute_us: Union of its kernels.
+        comm_us: Union of its messages.
+        overlap_us: Time in both.
+        copy_us: Union of its copies.
+    """
+
+    rank: int
+    step: int
+    lag_us: float
+    period_us: float | None
+    compute_us: float
+    comm_us: float
+    overlap_us: float
+    copy_us: float
+
+
+@dataclass(frozen=True)
+class StreamRow:
+    """One stream of one rank: causes of its idle time, and the length of its queue.
+
+    Definitions are those of Holistic Trace Analysis 0.5.0, over all steps; `IdleRow` has ours.
+
+    Attributes:
+        rank: Global rank.
+        stream: Its lane.
+        works: Number of kernels and copies.
+        busy_us: Sum of their durations.
+        host_wait_us: Gaps before works that were launched after the end of the work before. Works
+            whose launch is not recorded count, as in HTA, as launched when the first event of the
+            file began.
+        kernel_wait_us: Other gaps shorter than 30 us.
+        other_us: All other gaps.
+        queue_mean: Works launched and not begun, mean over all changes of their number; None
+            without known launches.
+        queue_max: Maximum of the same number.
+    """
+
+    rank: int
+    stream: str
+    works: int
+    busy_us: float
+    host_wait_us: float
+    kernel_wait_us: float
+    other_us: float
+    queue_mean: float | None
+    queue_max: int | None
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """Copies and fills on one rank's device in one direction.
+
+    Attributes:
+        rank: Global rank.
+        direction: Start of their name, such as ``Memcpy HtoD``, or ``Memset``.
+        count: Number of copies.
+        bytes: Sum of their sizes, where known.
+        total_us: Sum of their durations.
+        gbps: Bytes divided by time, over copies of known size; None if there are none.
+        mean_gbps: Mean bandwidth of a copy.
+        max_gbps: The highest bandwidth of a copy.
+    """
+
+    rank: int
+    direction: str
+    count: int
+    bytes: int
+    total_us: float
+    gbps: float | None
+    mean_gbps: float | None
+    max_gbps: float | None
 
 
 class DeviceQueues(NamedTuple):

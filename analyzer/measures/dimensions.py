@@ -12,6 +12,7 @@ has this time, and they sum to more than the rank's communication.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -24,12 +25,42 @@ from ddltrace.analyzer.measures.collectives import in_steps
 from ddltrace.analyzer.measures.dimension_names import DATA, UNKNOWN, dimension_of
 from ddltrace.analyzer.measures.rank_measures import bytes_sent
 from ddltrace.analyzer.measures.steps import Steps
-from ddltrace.analyzer.model import DimensionRow
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _MOST_GROUPS: Final = 16
+
+
+@dataclass(frozen=True)
+class DimensionRow:
+    """Communication in one parallel dimension, means per rank and steady step.
+
+    The dimension is that which a group's description or device mesh names. If it names none, as
+    that of the default group, messages that carry parameters or their gradients are ``data``, and
+    others ``unknown``. Messages of several dimensions can be in flight at the same time, so the
+    times of the rows can sum to more than a rank's communication. In a trace without steps, the
+    means are per rank over the whole trace.
+
+    Attributes:
+        dimension: ``data``, ``tensor``, ``pipeline``, ``expert``, ``context`` or ``unknown``.
+        groups: Descriptions of its groups, or the names of those without one; at most 16.
+        exposed_us: Time with a message in flight and without compute.
+        wait_us: Time in which all its messages in flight wait for another rank.
+        transfer_us: Time with a message in flight whose ranks have all arrived.
+        comm_us: Time with a message in flight.
+        messages: Messages that begin.
+        bytes: Bytes sent, as in `RankRow.bytes_sent`; null if no size is known.
+    """
+
+    dimension: str
+    groups: tuple[str, ...]
+    exposed_us: float | None
+    wait_us: float | None
+    transfer_us: float | None
+    comm_us: float | None
+    messages: float
+    bytes: float | None
 
 
 class DimensionTimes(NamedTuple):

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.analyzer.measures.hangs import has_lasted
 from ddltrace.analyzer.measures.last_activity import last_activity
 from ddltrace.analyzer.measures.process_ends import ProcessLifetimes
-from ddltrace.analyzer.model import Failure
 from ddltrace.tracer.exit_status import SIGNALLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddltrace.analyzer.model import Hang
+    from ddltrace.analyzer.measures.hangs import Hang
     from ddltrace.analyzer.trace.opened_trace import Trace
     from ddltrace.tracer.trace.run_info import RankInfo
 
 _AT_ONCE_NS: Final = 1_000_000_000
 """Ranks that are ended by the same signal within this time were ended from outside."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that ended first in a job that failed.
+
+    Attributes:
+        rank: The rank.
+        exit_status: Its exit status; 128 + n if signal n killed it; null if it is not known.
+        at_us: Time of its end, from the trace's origin.
+        before_us: How long before the next rank; None if no other ended after it.
+        silent_us: Time since its last event; None without events. The last events of a killed rank
+            are not written.
+        doing: Its last activity.
+        attempt: The job's attempt; null if the job was not restarted.
+    """
+
+    rank: int
+    exit_status: int | None
+    at_us: float
+    before_us: float | None
+    silent_us: float | None
+    doing: str
+    attempt: int | None = None
 
 
 def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure | None:

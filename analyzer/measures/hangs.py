@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from ddltrace.analyzer.measures.passed import (
     sent_and_expected,
 )
 from ddltrace.analyzer.measures.process_ends import KnownActivity, ProcessLifetimes, end_of_trace
-from ddltrace.analyzer.model import Hang, Standstill, stuck_ranks
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -35,6 +34,65 @@ _USUAL: Final = 0.9
 longer than this part of the others, or a second, did not hang."""
 
 _MAX_SHOWN: Final = 20
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A collective that some ranks entered and that never completed, or a send or receive
+    whose other side never came.
+
+    Attributes:
+        op: Operation.
+        group: Process group.
+        seq: Its number in the group.
+        entered: Ranks that are in it.
+        missing: Members that never entered it.
+        unknown: Members of which it is not known whether they entered it: they left no trace, or
+            their part of it was lost.
+        completed: Ranks of `entered` on which it completed.
+        since_us: When the last of `entered` arrived, from the trace's origin.
+        waited_us: How long they had waited when the trace ends; None if unknown.
+        waited_at_least: Whether they may have waited for longer than `waited_us`: the end of their
+            waiting was not observed.
+        timeout_us: Timeout of the group; None if unknown.
+        doing: The activity of each rank, by rank, first that of missing ranks that do not hang
+            elsewhere.
+        called: The operation that each rank called, by rank, where they disagree.
+        passed: The element type and sizes that each rank passed, by rank, where they disagree.
+    """
+
+    op: str
+    group: str
+    seq: int | None
+    entered: tuple[int, ...]
+    missing: tuple[int, ...]
+    since_us: float
+    waited_us: float | None
+    doing: dict[int, str] = field(default_factory=dict)
+    called: dict[int, str] = field(default_factory=dict)
+    passed: dict[int, str] = field(default_factory=dict)
+    unknown: tuple[int, ...] = ()
+    completed: tuple[int, ...] = ()
+    waited_at_least: bool = False
+    timeout_us: float | None = None
+
+
+def stuck_ranks(hangs: Iterable[Hang]) -> frozenset[int]:
+    """The ranks that are in any of them."""
+    return frozenset(rank for hang in hangs for rank in hang.entered)
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """A job in which all ranks have stopped recording events, without waiting for a message.
+
+    Attributes:
+        doing: The position of each rank, by rank.
+        waited_us: Time since the last event of any rank at the end of the trace; None if unknown.
+    """
+
+    doing: dict[int, str]
+    waited_us: float | None
 
 
 def find_hangs(

@@ -1,7 +1,7 @@
 """The slowdown of a job by stragglers: its replay compared with that of an ideal job.
 
-For traces of ByteDance's StragglerAnalysis, by its definitions (see `IdealJob` in
-`ddltrace.analyzer.model`), so that its published figures can be compared with. The slowdown of one
+For traces of ByteDance's StragglerAnalysis, by its definitions (see
+`IdealJob`), so that its published figures can be compared with. The slowdown of one
 replica needs no replay of its own: all other replicas have ideal durations and are alike, so the
 replica and one ideal replica beside it suffice.
 """
@@ -27,13 +27,6 @@ from ddltrace.analyzer.importers.straggler_analysis.operations import (
     Recorded,
 )
 from ddltrace.analyzer.measures.operation_replay import OperationGraph, find_graph
-from ddltrace.analyzer.model import (
-    IdealJob,
-    NamedSlowdown,
-    PartSlowdown,
-    StepSlowdown,
-    WorkerSlowdown,
-)
 from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
@@ -47,6 +40,106 @@ _JOINT_NAMES: Final = {
     name: f"{direction.compute.split('-')[0]}-pp-comm" for name, direction in PIPELINE.items()
 }
 _CODE: Final = {name: code for code, name in enumerate(OPERATIONS)}
+
+
+@dataclass(frozen=True)
+class NamedSlowdown:
+    """How much one type of operation slows the job.
+
+    Attributes:
+        name: ``forward-compute`` and so on; all calls of the pipeline in one direction are
+            ``forward-pp-comm`` or ``backward-pp-comm``.
+        slowdown: S_t: the mean step with the recorded durations of these operations and the ideal
+            durations of all others, over the ideal step.
+    """
+
+    name: str
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class PartSlowdown:
+    """How much one data-parallel replica or one pipeline stage slows the job.
+
+    Attributes:
+        number: Its number.
+        slowdown: The mean step with the recorded durations of its workers and the ideal durations
+            of all others, over the ideal step.
+    """
+
+    number: int
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class WorkerSlowdown:
+    """How much one worker slows the job.
+
+    Attributes:
+        rank: Its rank.
+        replica: Its data-parallel rank.
+        stage: Its pipeline stage.
+        slowdown: S_w: the smaller one of its replica's and its stage's.
+    """
+
+    rank: int
+    replica: int
+    stage: int
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class StepSlowdown:
+    """How much stragglers slow one step.
+
+    Attributes:
+        step: Its number.
+        slowdown: The step over the ideal step, both replayed.
+    """
+
+    step: int
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class IdealJob:
+    """A job compared with the same job without stragglers, as StragglerAnalysis does.
+
+    Both are replayed from the dependencies of the operations, without the gaps in which the host
+    is late. In the ideal job, all operations of one type take equally long: the mean duration of
+    computations, the median transfer duration of communication. Definitions and symbols: Lin et
+    al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
+
+    Attributes:
+        slowdown: S: `replayed_us` over `ideal_us`.
+        step_us: Mean of the recorded steps.
+        replayed_us: Mean of the replayed steps.
+        ideal_us: A step of the ideal job.
+        discrepancy: `step_us` over `replayed_us`: far from 1, the replay does not describe the job.
+        operations: By type of operation, the largest slowdown first.
+        replicas: By data-parallel replica.
+        stages: By pipeline stage.
+        workers: By worker, the largest slowdown first.
+        slowest_ranks: The 3 % of the workers (at least one) with the largest slowdown.
+        m_w: M_W: the share of the slowdown that is gone when `slowest_ranks` have ideal durations;
+            null if nothing slows the job.
+        m_s: M_S: the share that is gone when the last pipeline stage has ideal durations.
+        steps: By step.
+    """
+
+    slowdown: float
+    step_us: float
+    replayed_us: float
+    ideal_us: float
+    discrepancy: float
+    operations: tuple[NamedSlowdown, ...]
+    replicas: tuple[PartSlowdown, ...]
+    stages: tuple[PartSlowdown, ...]
+    workers: tuple[WorkerSlowdown, ...]
+    slowest_ranks: tuple[int, ...]
+    m_w: float | None
+    m_s: float | None
+    steps: tuple[StepSlowdown, ...]
 
 
 @dataclass(frozen=True)

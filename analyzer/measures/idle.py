@@ -33,12 +33,67 @@ from ddltrace.analyzer.events.interval_sets import (
 )
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Releases
-from ddltrace.analyzer.model import IdleRow, IdleShares
 
 _MOST_WAITED_FOR: Final = 4
 
 WaitedFor: TypeAlias = tuple[tuple[int, int], ...]
 """The ranks for which a rank waits the longest inside of messages, and how long, ns."""
+
+
+@dataclass(frozen=True)
+class IdleShares:
+    """Idle time by cause, over all ranks and steady steps, as shares of their time.
+
+    The causes are those of `IdleRow`; all but `in_message_share` sum to `Summary.idle_share`.
+
+    Attributes:
+        data_share: Share of `IdleRow.data_us`.
+        other_rank_share: Share of `IdleRow.other_rank_us`.
+        message_share: Share of `IdleRow.message_us`.
+        host_share: Share of `IdleRow.host_us`.
+        stopped_share: Share of `IdleRow.stopped_us`.
+        unknown_share: Share of `IdleRow.unknown_us`.
+        in_message_share: Share of `IdleRow.in_message_us`.
+    """
+
+    data_share: float | None
+    other_rank_share: float | None
+    message_share: float | None
+    host_share: float | None
+    stopped_share: float | None
+    unknown_share: float | None
+    in_message_share: float | None
+
+
+@dataclass(frozen=True)
+class IdleRow:
+    """Idle time of one rank by cause, over the span of its device work.
+
+    Attributes:
+        rank: Global rank.
+        idle_us: Idle time as in `RankRow.idle_us`; the sum of the next six values.
+        data_us: The host fetches a batch.
+        other_rank_us: The host is blocked on a message that another rank has not yet entered.
+        message_us: The host is blocked on another message, or a message is open that never
+            completed.
+        host_us: The host runs code in a step, a phase or other recorded work.
+        stopped_us: No thread of the process ran: it was stopped, or suspended with its host.
+        unknown_us: Nothing was recorded at that time.
+        in_message_us: Not part of the idle time: time in which the rank only waits in messages, all
+            of which wait for another rank.
+        waits_for: The rank that it waits for most in messages; None for none.
+    """
+
+    rank: int
+    idle_us: float | None
+    data_us: float | None
+    other_rank_us: float | None
+    message_us: float | None
+    host_us: float | None
+    stopped_us: float | None
+    unknown_us: float | None
+    in_message_us: float | None
+    waits_for: int | None
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray
 from ddltrace.analyzer.measures.breakdown import ratio
-from ddltrace.analyzer.model import CopyRow, LaunchGaps, OperatorRow
+from ddltrace.analyzer.measures.device_queues import CopyRow
+from ddltrace.analyzer.measures.operation_rows import OperatorRow
 
 _SYNCHRONIZES: Final = re.compile(r"(?:cuda|cu|hip|musa)\w*(?:Stream|Device|Ctx)Synchronize$")
 _TO_HOST: Final = "Memcpy DtoH"
+
+
+@dataclass(frozen=True)
+class LaunchGaps:
+    """Launches of device work in the steady steps, and the gaps that they leave on the device.
+
+    A launch gap is a time of at most 1 ms in which the device idles for the host's code, which
+    prepares the next launch. Values are means over ranks and steps.
+
+    Attributes:
+        launches: Kernels, copies and messages launched in a step of one rank.
+        launches_per_s: The same per second.
+        gap_us: Launch gaps in a step of one rank.
+        gap_share: Their share of the time.
+        gap_share_of_host: Their share of the time in which a device idles for the host's code
+            (`IdleRow.host_us`); null if there is none.
+        in_phase_share_of_host: The share of the same time, in gaps of any length, that is inside of
+            recorded forward and backward passes and optimizer steps.
+        synchronizations: In a step of one rank, calls that wait for the device, such as
+            cudaStreamSynchronize, or copies from the device to the host, whichever are more.
+    """
+
+    launches: float
+    launches_per_s: float
+    gap_us: float
+    gap_share: float
+    gap_share_of_host: float | None
+    in_phase_share_of_host: float | None
+    synchronizations: float
 
 
 def launch_gaps(

@@ -4,59 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
-from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples
-from ddltrace.analyzer.measures.collectives import CollectiveKind, CollectiveTimes, LinkTimes
+from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples, SizeBin
+from ddltrace.analyzer.measures.collectives import (
+    CollectiveKind,
+    CollectiveTimes,
+    Joining,
+    LinkTimes,
+)
 from ddltrace.analyzer.measures.device_queues import DeviceQueues
 from ddltrace.analyzer.measures.dimensions import DimensionTimes
-from ddltrace.analyzer.measures.idle import WaitedFor
+from ddltrace.analyzer.measures.failures import Failure
+from ddltrace.analyzer.measures.hangs import Hang, Standstill
+from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor
 from ddltrace.analyzer.measures.job_facts import JobFacts
+from ddltrace.analyzer.measures.mismatches import Mismatch
+from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
+from ddltrace.analyzer.measures.path_parts import PathPart, PathRank
+from ddltrace.analyzer.measures.pipelines import Pipeline
+from ddltrace.analyzer.measures.rank_measures import RankRow
+from ddltrace.analyzer.measures.root_causes import RootCause, Waiting
+from ddltrace.analyzer.measures.savings import Savings
 from ddltrace.analyzer.measures.slow_steps import PathSums
+from ddltrace.analyzer.measures.step_rows import StepRow
 from ddltrace.analyzer.measures.steps import Steps
 from ddltrace.analyzer.measures.stragglers import Lateness
 from ddltrace.analyzer.measures.tensors import TensorTimes
-from ddltrace.analyzer.model import (
-    Failure,
-    Hang,
-    IdleRow,
-    Joining,
-    KernelRow,
-    Mismatch,
-    OperatorRow,
-    PathPart,
-    PathRank,
-    Pipeline,
-    RankRow,
-    RootCause,
-    Savings,
-    SizeBin,
-    Standstill,
-    StepRow,
-    TrafficRow,
-    Waiting,
-)
-
-
-class RankFacts(NamedTuple):
-    """Facts about the record of one rank.
-
-    Attributes:
-        events: Number of events.
-        damaged: Events whose times cannot be real.
-        backwards: Events that end before they start.
-        unrecorded_ns: Time of which nothing is recorded.
-        span_ns: From the first to the last event.
-        is_partial: Whether `damaged` and `backwards` are those of the range that has most.
-    """
-
-    events: int
-    damaged: int
-    backwards: int
-    unrecorded_ns: int
-    span_ns: int
-    is_partial: bool = False
+from ddltrace.analyzer.measures.trace_facts import RankFacts
+from ddltrace.analyzer.measures.traffic import TrafficRow
 
 
 @dataclass(frozen=True)

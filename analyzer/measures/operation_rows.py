@@ -11,11 +11,114 @@ import numpy.typing as npt
 
 from ddltrace.analyzer.events.event_columns import IntArray
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
-from ddltrace.analyzer.model import KernelRow, OperationOfRank, OperationOfShapes, OperatorRow
 
 Floats = npt.NDArray[np.float64]
 _P95: Final = 0.95
 MAX_SHAPES: Final = 16
+
+
+@dataclass(frozen=True)
+class OperationOfShapes:
+    """The runs of a kernel or operator on inputs of the same shapes.
+
+    Attributes:
+        shapes: Shapes such as ``[[64,3],[3]]``: one list for each input, empty for an input that is
+            not a tensor. For a kernel, the inputs of the operator that launched it.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+    """
+
+    shapes: str
+    count: int
+    total_us: float
+    mean_us: float
+
+
+@dataclass(frozen=True)
+class OperationOfRank:
+    """One rank's part of a kernel or operator.
+
+    Attributes:
+        rank: Global rank.
+        count: Number of executions on the rank.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+    """
+
+    rank: int
+    count: int
+    total_us: float
+    mean_us: float
+    p95_us: float
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel, communication kernel or kind of copy, over all ranks.
+
+    Attributes:
+        name: Its name.
+        kind: ``compute``, ``communication`` or ``copy``.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+        min_us: Shortest duration.
+        max_us: Longest duration.
+        share: Its part of the durations of all kernels and copies.
+        per_step_us: Its time in one step of one rank, mean; None without steps.
+        ranks: Its runs by rank.
+        shapes: Its runs by the shapes of inputs, the longest total first, at most 16; empty where
+            no shapes are known.
+    """
+
+    name: str
+    kind: str
+    count: int
+    total_us: float
+    mean_us: float
+    p95_us: float
+    min_us: float
+    max_us: float
+    share: float
+    per_step_us: float | None
+    ranks: tuple[OperationOfRank, ...]
+    shapes: tuple[OperationOfShapes, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator, or one call of the device's runtime, over all ranks.
+
+    Attributes:
+        name: Its name.
+        kind: ``operator`` or ``runtime``.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        self_us: The same without nested operators and runtime calls.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+        device_us: Durations of the kernels and copies launched in it.
+        self_device_us: The same without those launched by another operator in it.
+        per_step_us: Its time in one step of one rank, mean; None without steps.
+        ranks: Its runs by rank.
+        shapes: As in `KernelRow`.
+    """
+
+    name: str
+    kind: str
+    count: int
+    total_us: float
+    self_us: float
+    mean_us: float
+    p95_us: float
+    device_us: float
+    self_device_us: float
+    per_step_us: float | None
+    ranks: tuple[OperationOfRank, ...]
+    shapes: tuple[OperationOfShapes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
-from ddltrace.analyzer.events.rank_timeline import CATEGORY
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path, Pieces
-from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathRank, PathTotals
 
 MOST_PARTS: Final = 100
 """Parts that a report has."""
@@ -20,6 +20,96 @@ _DENSE: Final = 1 << 20
 """The most combinations of rank, category and name that are counted in one array."""
 _PATHS_AT_ONCE: Final = 4096
 _PIECES_AT_ONCE: Final = 1 << 18
+
+
+@dataclass(frozen=True)
+class PathTotals:
+    """The critical path of a step by category; the categories sum to `total_us`, the wall.
+
+    Attributes:
+        total_us: The wall time of the step.
+        compute_us: A layer, a gradient or an operator computes.
+        transfer_us: A message that all its ranks have entered is transferred.
+        wait_us: Waiting that is not explained by another rank's work.
+        update_us: The optimizer.
+        data_us: Fetching a batch.
+        copy_us: A copy or fill on the device while no kernel runs.
+        host_us: Host code outside of these.
+        idle_us: Nothing was recorded at that time, or no thread of the process ran (its parts are
+            called ``process stopped``).
+    """
+
+    total_us: float
+    compute_us: float
+    transfer_us: float
+    wait_us: float
+    update_us: float
+    data_us: float
+    copy_us: float
+    host_us: float
+    idle_us: float
+
+
+@dataclass(frozen=True)
+class CopyTimes:
+    """Time of device copies by direction.
+
+    Attributes:
+        host_to_device_us: From the host's memory to the device.
+        device_to_host_us: From the device to the host's memory.
+        device_to_device_us: Within one device.
+        peer_us: From one device to another.
+        fill_us: Fills (memset).
+        other_us: Copies whose name does not contain the direction.
+    """
+
+    host_to_device_us: float
+    device_to_host_us: float
+    device_to_device_us: float
+    peer_us: float
+    fill_us: float
+    other_us: float
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A layer, tensor or operation on the critical path, over the steady steps.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        rank: Where.
+        name: Layer, tensor or operation; None where it has none.
+        us: Mean per step.
+        alone_us: Upper bound on the savings per step if this part took no time on this rank and all
+            else took as long as recorded, as in `Savings`. It is small if other ranks arrive nearly
+            as late, and equals `us` for a trace of one rank. It exceeds `us` if the path of some
+            steps passes through another rank that ends them no earlier.
+        share: Share of the steps' wall time.
+    """
+
+    category: str
+    rank: int
+    name: str | None
+    us: float
+    alone_us: float
+    share: float
+
+
+@dataclass(frozen=True)
+class PathRank:
+    """The time of one category that the critical path spends on one rank, over the steady steps.
+
+    All of them sum to the mean step.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        rank: Where.
+        us: Mean per step.
+    """
+
+    category: str
+    rank: int
+    us: float
 
 
 def path_totals(path: Path) -> PathTotals:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +26,55 @@ from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import in_steps
-from ddltrace.analyzer.model import Pipeline, PipelineStage
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """One stage of a pipeline, means per steady step.
+
+    Attributes:
+        rank: The rank of the stage.
+        stage: Its index in the pipeline, from 0.
+        step_us: Duration of the rank's step.
+        work_us: Time of its computations.
+        bubble_us: Time for which it is blocked on receives from its neighbours: the sum of the next
+            two values, and of `forward_us` and `backward_us`.
+        waiting_us: The part until the neighbour sends.
+        transfer_us: The part from the send to the arrival.
+        forward_us: The bubble of each microbatch at the receive from the stage before it; empty
+            for the first stage.
+        backward_us: The same at the receive from the stage after it; empty for the last stage.
+    """
+
+    rank: int
+    stage: int
+    step_us: float
+    work_us: float
+    bubble_us: float
+    waiting_us: float
+    transfer_us: float
+    forward_us: tuple[float, ...]
+    backward_us: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Ranks that pass microbatches on to each other in a chain, over the steady steps.
+
+    Attributes:
+        ranks: In the order of the stages.
+        microbatches: Number of microbatches in a step.
+        bubble_share: Sum of the stages' bubbles over the sum of their steps.
+        ideal_share: The same share with equal stages and no transfers: (p - 1) / (m + p - 1) for p
+            stages and m microbatches (GPipe and 1F1B).
+        stages: By stage.
+    """
+
+    ranks: tuple[int, ...]
+    microbatches: int
+    bubble_share: float
+    ideal_share: float
+    stages: tuple[PipelineStage, ...]
 
 
 def pipelines(

@@ -32,14 +32,67 @@ from ddltrace.analyzer.measures.breakdown import (
     ratio,
 )
 from ddltrace.analyzer.measures.collectives import in_steps
-from ddltrace.analyzer.measures.idle import WaitedFor, find_waited_for, idle_row
+from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor, find_waited_for, idle_row
+from ddltrace.analyzer.measures.path_parts import CopyTimes
 from ddltrace.analyzer.measures.steps import Steps
-from ddltrace.analyzer.model import CopyTimes, IdleRow, RankRow
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _COLUMNS = ("rank", "step", "start_ns", "launches", *FIELDS)
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank over the analyzed window: the whole trace, or the requested steps.
+
+    Attributes:
+        rank: Global rank.
+        step_us_p50: Median of the durations of its own steady steps.
+        step_us_p95: Their 95th percentile.
+        span_us: From the first start to the last end of its device work, without unrecorded steps
+            in between.
+        compute_us: Compute.
+        comm_us: Communication: ``wait_us + transfer_us`` where every message could be joined; None
+            if its messages ended at unknown times.
+        overlap_us: Overlap.
+        overlap_ratio: Overlap over communication.
+        exposed_comm_us: Exposed communication.
+        copy_us: Copies, within `span_us`.
+        copies: The same by direction, each the union of its copies; concurrent copies in several
+            directions count in each.
+        idle_us: `span_us` without device work.
+        wait_us: Waiting: messages are in flight, and all of them wait for another rank.
+        transfer_us: Transfer: a message is in flight whose ranks have all arrived.
+        host_wait_us: Time in which a host thread is blocked on a message.
+        data_us: Data loading.
+        update_us: The optimizer's update.
+        bytes_sent: Input bytes of its messages (on the wire where known); zero for receives and for
+            ranks that receive from a root.
+        messages: Number of messages, completed or not.
+        open_messages: Number of messages that had not completed when last observed.
+    """
+
+    rank: int
+    step_us_p50: float | None
+    step_us_p95: float | None
+    span_us: float | None
+    compute_us: float | None
+    comm_us: float | None
+    overlap_us: float | None
+    overlap_ratio: float | None
+    exposed_comm_us: float | None
+    copy_us: float
+    copies: CopyTimes
+    idle_us: float | None
+    wait_us: float | None
+    transfer_us: float | None
+    host_wait_us: float
+    data_us: float
+    update_us: float
+    bytes_sent: int
+    messages: int
+    open_messages: int
 
 
 @dataclass(frozen=True)

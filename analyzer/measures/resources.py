@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
 from ddltrace.analyzer.events.process_stops import READ_EVERY_NS, stops_between_readings
-from ddltrace.analyzer.model import MemoryGrowth, ResourceRow, Stop
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -42,6 +41,88 @@ https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html. The 
 clocks set by an application, synchronized boost) are wanted."""
 
 _GROWING: Final = ("process_memory", "device_allocated_peak")
+
+
+@dataclass(frozen=True)
+class MemoryGrowth:
+    """Memory that grows from step to step.
+
+    Attributes:
+        counter: The counter, such as ``process_memory``.
+        bytes_per_step: Median slope.
+        first_step: First examined step, after the warm-up.
+        last_step: Last one.
+        bytes: Growth between these steps, by the slope.
+    """
+
+    counter: str
+    bytes_per_step: float
+    first_step: int
+    last_step: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A time in which no thread of a process ran, although its counters were due every second.
+
+    Attributes:
+        last_step: The step in which the process was when it ran again; null outside of steps.
+        least_us: From the first reading that was due and missing to the next reading.
+        most_us: From the last reading before to the next one.
+    """
+
+    last_step: int | None
+    least_us: float
+    most_us: float
+
+
+@dataclass(frozen=True)
+class ResourceRow:
+    """Resource use of one rank in its steps, from its resource counters; null if it was not
+    recorded.
+
+    Attributes:
+        rank: Global rank.
+        host: Its host.
+        cpu_cores: Processor time of the process per second, mean.
+        cpu_wait_share: Share of time in which the main thread waited for a processor, mean.
+        memory_bytes: Largest resident memory of the process.
+        host_cpu_share: Busy share of the host's processors, mean.
+        host_busy_share: Share of samples in which at least 95 % of them were busy.
+        host_memory_share: Largest used share of the host's memory.
+        device_utilization: Share of time in which a kernel ran on the device, mean.
+        device_memory_bytes: Largest memory of the device in use, by all processes.
+        device_allocated_bytes: Largest peak of PyTorch's allocated memory in a step.
+        device_reserved_bytes: Largest peak of its reserved memory.
+        device_power_w: Power draw, mean, in watts.
+        device_temperature_c: Largest temperature in degrees Celsius.
+        device_throttled_share: Share of samples in which the device's clock was reduced because
+            of power or heat.
+        device_throttling: The reasons.
+        growth: Memory that grows from step to step.
+        stops: When no thread of the process ran; null if the counters cannot show it, or if the
+            rank had several processes.
+    """
+
+    rank: int
+    host: str
+    cpu_cores: float | None
+    cpu_wait_share: float | None
+    memory_bytes: float | None
+    host_cpu_share: float | None
+    host_busy_share: float | None
+    host_memory_share: float | None
+    device_utilization: float | None
+    device_memory_bytes: float | None
+    device_allocated_bytes: float | None
+    device_reserved_bytes: float | None
+    device_power_w: float | None
+    device_temperature_c: float | None
+    device_throttled_share: float | None
+    device_throttling: tuple[str, ...]
+    growth: tuple[MemoryGrowth, ...]
+    stops: tuple[Stop, ...] | None = None
 
 
 def resource_rows(trace: Trace) -> tuple[ResourceRow, ...]:

@@ -37,7 +37,6 @@ from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.replay import Scenario
 from ddltrace.analyzer.measures.savings import SavingsFinder
 from ddltrace.analyzer.measures.steps import Steps
-from ddltrace.analyzer.model import RankWaiting, RootCause, Waiting
 
 _TRANSFER: Final = CAUSES.index("transfer")
 _MOST_OF_IT: Final = 0.5
@@ -46,6 +45,108 @@ _SAME: Final = 0.05
 
 _REPLAYED: Final = 16
 """Number of causes, the most expensive ones, that are named and replayed."""
+
+
+@dataclass(frozen=True)
+class RankWaiting:
+    """Waiting of one rank, and waiting that began on it.
+
+    Attributes:
+        rank: Global rank.
+        waits_us: How long it is blocked on messages that another rank has not yet entered.
+        causes_us: Waiting of all ranks that began on this rank: the direct and propagated waiting
+            of its root causes.
+    """
+
+    rank: int
+    waits_us: float
+    causes_us: float
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Time in which ranks are blocked on messages that another rank has not yet entered.
+
+    All are sums over ranks, means per steady step; without steps, of the whole trace.
+
+    Attributes:
+        total_us: All waiting: the sum of `waits_us`, and of `causes_us`, over ranks.
+        p2p_us: The part of it at sends and receives.
+        unknown_us: Additional time in which ranks are blocked on messages whose missing rank is
+            unknown.
+        ranks: By rank.
+    """
+
+    total_us: float
+    p2p_us: float
+    unknown_us: float
+    ranks: tuple[RankWaiting, ...]
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """Whether most waiting is at sends and receives."""
+        return self.p2p_us > self.total_us / 2
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """A root cause of waiting: an activity that took a rank longer than the ranks that waited for
+    it.
+
+    When a rank waits for another, both have worked since their last common message. The waiting is
+    attributed, in proportion, to the activities (compute, update, data, copy, host code, transfers)
+    on which the other rank spent more time in this period. If the other rank waited longer itself,
+    that part is attributed to the causes of its waiting (delay propagation, as in Scalasca's
+    root-cause analysis). All times are sums over ranks, means per steady step; without steps, of
+    the whole trace.
+
+    Attributes:
+        rank: The rank on which the waiting began.
+        activity: ``compute``, ``update``, ``data``, ``copy``, ``host``, or ``transfer``: a message
+            to that rank took longer; ``unrecorded`` where the trace records nothing of the host:
+            that rank may have worked then, or waited; ``stopped`` where no thread of its process
+            ran.
+        peer: The sending rank, for a transfer between two ranks; else None.
+        name: Layer, operation or kernel with the largest extra time compared with other ranks; None
+            without a name, for transfers and for small causes.
+        direct_us: Waiting of ranks that waited for this rank.
+        propagated_us: Waiting of ranks that waited for those.
+        slower_us: For a transfer between two ranks: how much longer blocked receives took than is
+            usual for their size on other links. This time is not waiting for a rank.
+        share: Share of all waiting, direct and propagated.
+        saves_us: Upper bound on the savings per step without the excess time, as in `Savings`: if
+            the rank took no longer for the activity in each step than the fastest rank; if this
+            explains little, if it took no longer than the ranks that wait for it; for a transfer,
+            if it took the usual time. None for small causes, without steps, and if only a range is
+            known.
+        saves_range_us: Smallest and largest possible value of `saves_us` if they differ by more
+            than 5 %: unexplained time (unrecorded time, and waiting for messages that could not be
+            joined) counts as work for one and as waiting for the other. None if that time makes no
+            difference.
+    """
+
+    rank: int
+    activity: str
+    peer: int | None
+    name: str | None
+    direct_us: float
+    propagated_us: float
+    slower_us: float
+    share: float
+    saves_us: float | None
+    saves_range_us: tuple[float, float] | None = None
+
+    @property
+    def cost_us(self) -> float:
+        """Its total cost."""
+        return self.direct_us + self.propagated_us + self.slower_us
+
+    @property
+    def most_us(self) -> float:
+        """The most that is known to be saved without it; 0 where nothing is known."""
+        if self.saves_range_us is not None:
+            return self.saves_range_us[1]
+        return self.saves_us or 0.0
 
 
 @dataclass(frozen=True)

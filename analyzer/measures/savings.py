@@ -15,7 +15,7 @@ dependencies are known (StragglerAnalysis), all such time is waiting, as in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Final
 
@@ -25,14 +25,53 @@ from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, merge, union
 from ddltrace.analyzer.events.own_work import OwnWork, unblocked
 from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.replay import Replay, Scenario, StepEnds
+from ddltrace.analyzer.measures.path_parts import PathPart
 from ddltrace.analyzer.measures.steps import Steps
-from ddltrace.analyzer.model import CATEGORIES, PathPart, Savings
 
 _OWN: Final = ("compute", "update", "data", "copy", "host")
+
+
+@dataclass(frozen=True)
+class Savings:
+    """Upper bounds on the savings per step, from replays of the steady steps.
+
+    A replay keeps the order of every rank's work. A rank works for the recorded time minus the
+    removed time, then waits for its message, which completes its recorded transfer time after the
+    last required rank has entered it. A bound is the difference between the ends of the recorded
+    and the replayed steady steps, divided by the number of steps. It is valid unless the change
+    slows other work, and exact if the change removes all of the named time and nothing else
+    changes. Communication that compute hides completely stays hidden in a replay without that
+    compute: in this case a bound is too high. No bound is more than `step_us`.
+
+    Time that nothing explains (unrecorded time where the trace records nothing of the host, and
+    waiting for messages that could not be joined) is replayed once as work and once as waiting,
+    which is in neither run then; a bound is the larger of both. In a job of which all dependencies
+    are known (StragglerAnalysis), all of it is waiting, as in `IdealJob`.
+
+    Attributes:
+        step_us: The mean of `Summary.step_us`, to which the bounds refer.
+        compute_us: Forward, backward and other layers take no time on any rank.
+        update_us: The optimizer takes no time on any rank.
+        data_us: Fetching batches takes no time on any rank.
+        copy_us: Device copies outside of compute take no time on any rank.
+        host_us: Host code outside of these takes no time on any rank.
+        transfer_us: Every message completes as soon as its last rank has entered it.
+        imbalance_us: At every collective, all ranks arrive with the first one.
+    """
+
+    step_us: float
+    compute_us: float
+    update_us: float
+    data_us: float
+    copy_us: float
+    host_us: float
+    transfer_us: float
+    imbalance_us: float
 
 
 class SavingsFinder:

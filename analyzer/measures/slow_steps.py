@@ -22,10 +22,9 @@ from typing import Final
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
-from ddltrace.analyzer.events.rank_timeline import CATEGORY
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.measures.steps import Steps
-from ddltrace.analyzer.model import CATEGORIES, ExtraTime, SlowStep, SlowSteps
 
 _SCORE: Final = 3.5
 _NORMAL: Final = 0.6745
@@ -38,6 +37,61 @@ RULE: Final = (
     f"(modified z-score over {_SCORE}, Iglewicz and Hoaglin 1993) and by {_LEAST * 100:.0f} %"
 )
 RULE_FEW: Final = f"fewer than {_MIN_STEPS} steady steps: too few to tell slow ones"
+
+
+@dataclass(frozen=True)
+class ExtraTime:
+    """Extra time of one category on the critical path of a slow step, compared with its usual time.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        rank: The rank on which it grew most; None if it did not grow.
+        name: The layer, tensor or operation with most of this time on that rank; None without a
+            name.
+        us: Extra time; negative if the slow step has less than usual. All values sum to
+            `SlowStep.longer_us`.
+    """
+
+    category: str
+    rank: int | None
+    name: str | None
+    us: float
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """One steady step that took much longer than the others.
+
+    Attributes:
+        step: Its number.
+        wall_us: From its earliest start to its latest end on any rank.
+        longer_us: Difference from the median of the steady steps.
+        score: Its modified z-score; None where more than half of the steps took the same time.
+        extra: The extra time by category, the largest difference first.
+    """
+
+    step: int
+    wall_us: float
+    longer_us: float
+    score: float | None
+    extra: tuple[ExtraTime, ...]
+
+
+@dataclass(frozen=True)
+class SlowSteps:
+    """The outliers among the steady steps, the slowest first.
+
+    Attributes:
+        rule: Definition of a slow step, or why slow steps cannot be determined.
+        median_us: Median wall time of the steady steps; None with too few of them.
+        limit_us: Steps longer than this are slow; None with too few steady steps.
+        steps: The slow steps.
+    """
+
+    rule: str
+    median_us: float | None
+    limit_us: float | None
+    steps: tuple[SlowStep, ...]
 
 
 @dataclass(frozen=True)

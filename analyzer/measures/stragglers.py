@@ -18,7 +18,6 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, FloatArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.distribution import Distribution, merged
-from ddltrace.analyzer.model import StragglerRow
 
 _CAUSES: Final = {
     "compute": "compute_ns",
@@ -36,6 +35,48 @@ _OFTEN: Final = 0.65
 
 _MIN_SHARE: Final = 0.25
 """A cause must explain at least this part of the usual lateness to be named."""
+
+
+@dataclass(frozen=True)
+class StragglerRow:
+    """How often and how much a rank is the last to arrive at collectives of steady steps.
+
+    Attributes:
+        rank: Global rank.
+        lateness_us: Median over the collectives to which it is last of its lateness: its arrival
+            minus the median arrival of the other ranks.
+        lateness_us_total: Sum of the same differences.
+        collectives_last: Number of collectives to which it arrives last.
+        share: The same as a fraction of the collectives in which the rank takes part (those that
+            all their ranks entered, of at least two ranks).
+        cause: The activity that takes this rank longer than the others: ``compute``, ``data``,
+            ``copy``, ``host``, ``update``, ``stopped`` (no thread of its process ran) or
+            ``network`` (transfers that it waits for); None where the trace does not contain it.
+        cause_us: Extra time of the cause: the rank's median per step minus the median over the
+            other ranks.
+        unsure: Whether its lateness is below the error of the aligned clocks.
+        late_steps: The smallest number of steady steps with 80 % of its lateness.
+        steps_share: These steps as a share of all steady steps.
+        late_step_us: Median over these steps of the largest lateness in the step.
+        sometimes: Whether it is late in less than half of the steps. If so, `cause` and `cause_us`
+            refer to these steps.
+        saves_us: Upper bound on the savings per step if no rank ever waited for this one, as in
+            `Savings`; None without steps.
+    """
+
+    rank: int
+    lateness_us: float
+    lateness_us_total: float
+    collectives_last: int
+    share: float
+    cause: str | None
+    cause_us: float | None
+    unsure: bool
+    late_steps: int
+    steps_share: float | None
+    late_step_us: float | None
+    sometimes: bool
+    saves_us: float | None = None
 
 
 @dataclass(frozen=True)

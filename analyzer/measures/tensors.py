@@ -21,7 +21,6 @@ from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtra
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.measures.collectives import in_steps, place_in
-from ddltrace.analyzer.model import TensorRow
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -38,6 +37,44 @@ _OF_LAST: Final = frozenset({"complete", "waited", "updated"})
 MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
 """Times from the start of a step are kept within 2.4 hours; there may be 500,000 tensors."""
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """Times of a parameter's gradient, from ready to updated, medians over ranks and steady steps.
+
+    Times are from the start of the step on its rank.
+
+    Attributes:
+        name: The parameter.
+        bytes: Size of its gradient.
+        ready_us: When the last backward pass of the step has accumulated the gradient.
+        enqueue_us: When the first message that carries the gradient is enqueued.
+        start_us: When that message starts.
+        complete_us: When the last message that carries the gradient has completed.
+        waited_us: When the host continues after waiting for that message: the end of the wait for
+            the message or, if there is none, of the first wait that ends after the message and is
+            for a message that was enqueued later.
+        updated_us: End of the first optimizer phase (on a device: of the optimizer's kernels) that
+            ends after that message, in the same step.
+        exposed_us: Its share of the exposed communication of a step, mean per rank and step:
+            each exposed instant is shared equally by the messages in flight, a message's part
+            by its tensors in proportion to their bytes.
+        messages: Number of messages that carried the parameter or its gradient, per step and rank.
+        bucket: Number of tensors in the message of its gradient (median).
+    """
+
+    name: str
+    bytes: int
+    ready_us: float | None
+    enqueue_us: float | None
+    start_us: float | None
+    complete_us: float | None
+    exposed_us: float | None
+    messages: float
+    bucket: int | None
+    waited_us: float | None = None
+    updated_us: float | None = None
 
 
 def exposed_parts(messages: Messages, exposed: Spans) -> FloatArray:

@@ -12,6 +12,7 @@ between pairs of ranks, so they are computed for the common algorithm, and the r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,11 +20,28 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.collectives import LinkTimes
-from ddltrace.analyzer.model import TrafficRow
 
 _MAX_ROWS: Final = 4096
 _MAX_PAIRWISE: Final = 64
 """An all_to_all of more ranks would fill the table with its square of equal rows."""
+
+
+@dataclass(frozen=True)
+class TrafficRow:
+    """Bytes from one rank to another.
+
+    Attributes:
+        src: Sending rank.
+        dst: Receiving rank.
+        bytes: How many.
+        assumed: None where it was measured (sends and receives); else how the bytes of
+            collectives were laid out: ``ring``, ``root`` or ``pairwise``.
+    """
+
+    src: int
+    dst: int
+    bytes: int
+    assumed: str | None
 
 
 def traffic_rows(

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.importers.kineto.hta_series import Series
-from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.joined.executions import (
     DEVICE_KINDS,
     HOST_KINDS,
@@ -24,18 +24,13 @@ from ddltrace.analyzer.joined.executions import (
     no_executions,
 )
 from ddltrace.analyzer.joined.join import State
+from ddltrace.analyzer.measures.device_queues import CopyRow, LaunchRow, StreamRow
 from ddltrace.analyzer.measures.hta_definitions import hta_series
 from ddltrace.analyzer.measures.operation_rows import grouped
-from ddltrace.analyzer.model import (
-    CATEGORIES,
-    CopyRow,
-    LaunchRow,
-    RankRow,
-    StepRow,
-    StreamRow,
-    TensorRow,
-    flat_row,
-)
+from ddltrace.analyzer.measures.rank_measures import RankRow
+from ddltrace.analyzer.measures.step_rows import StepRow
+from ddltrace.analyzer.measures.tensors import TensorRow
+from ddltrace.analyzer.model import Analyzed, flat_row
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.counters import COUNTER_LIST
 from ddltrace.tracer.trace.schema import EVENTS

@@ -25,7 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.joined.analyzed import Analyzed
+from ddltrace.analyzer.model import Analyzed
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES, EventStream
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.errors import UsageError

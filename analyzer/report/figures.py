@@ -15,8 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
-from ddltrace.analyzer.model import CATEGORIES, Analysis, CollectiveRow, CostFit, RankRow, StepRow
+from ddltrace.analyzer.measures.bandwidth import CostFit
+from ddltrace.analyzer.measures.collectives import CollectiveRow
+from ddltrace.analyzer.measures.rank_measures import RankRow
+from ddltrace.analyzer.measures.step_rows import StepRow
+from ddltrace.analyzer.model import Analysis
 
 MAX_BARS: Final = 240
 """Maximum number of bars; more steps are shown as averages of neighbours."""

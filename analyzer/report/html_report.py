@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.formatting.units import printable, printable_words, share_text, time_text
-from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
+from ddltrace.analyzer.measures.summary import Summary
+from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
 from ddltrace.analyzer.report.notes import notes_of, state_text
@@ -33,8 +35,8 @@ from ddltrace.analyzer.trace.trace_directories import dashboard_command
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.joined.critical_path import Path as CriticalPath
+    from ddltrace.analyzer.model import Analyzed
     from ddltrace.analyzer.trace.opened_trace import Trace
     from ddltrace.tracer.storage.location import Location
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
-from ddltrace.analyzer.model import Analysis, Finding
+from ddltrace.analyzer.measures.finding import Finding
+from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.notes import notes_of
 from ddltrace.analyzer.report.sentences import dimensions_text, sentences
 

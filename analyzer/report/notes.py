@@ -6,7 +6,8 @@ import statistics
 from typing import Final
 
 from ddltrace.analyzer.formatting.units import agreeing, counted, time_text
-from ddltrace.analyzer.model import Analysis, TraceFacts
+from ddltrace.analyzer.measures.trace_facts import TraceFacts
+from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.sentences import mismatch_text
 
 _SHOWN_MISMATCHES: Final = 3

@@ -7,23 +7,18 @@ one "on a rank (mean)" is of the steps of every rank; nothing else is said to be
 from __future__ import annotations
 
 from ddltrace.analyzer.events.process_stops import STOPPED
+from ddltrace.analyzer.findings.advice import cause_text, path_shares, root_cause_text
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import printable, share_text, time_text
-from ddltrace.analyzer.measures.stragglers import delays_others
-from ddltrace.analyzer.model import (
-    Analysis,
-    Failure,
-    Hang,
-    Mismatch,
-    PathPart,
-    SlowStep,
-    Standstill,
-    StragglerRow,
-    Summary,
-    TraceFacts,
-    stuck_ranks,
-)
-from ddltrace.analyzer.report.advice import cause_text, path_shares, root_cause_text
+from ddltrace.analyzer.measures.failures import Failure
+from ddltrace.analyzer.measures.hangs import Hang, Standstill, stuck_ranks
+from ddltrace.analyzer.measures.mismatches import Mismatch
+from ddltrace.analyzer.measures.path_parts import PathPart
+from ddltrace.analyzer.measures.slow_steps import SlowStep
+from ddltrace.analyzer.measures.stragglers import StragglerRow, delays_others
+from ddltrace.analyzer.measures.summary import Summary
+from ddltrace.analyzer.measures.trace_facts import TraceFacts
+from ddltrace.analyzer.model import Analysis
 from ddltrace.tracer.exit_status import signal_name, status_text
 from ddltrace.tracer.trace.completeness import NOTHING_RECORDED
 

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from ddltrace.analyzer.findings.advice import path_shares
 from ddltrace.analyzer.formatting.kernel_names import kernel_text
 from ddltrace.analyzer.formatting.text_table import render, shorten
 from ddltrace.analyzer.formatting.units import (
@@ -21,18 +22,13 @@ from ddltrace.analyzer.formatting.units import (
     share_text,
     time_text,
 )
-from ddltrace.analyzer.model import (
-    Analysis,
-    CopyRow,
-    KernelRow,
-    OperatorRow,
-    RankRow,
-    RootCause,
-    StragglerRow,
-    StreamRow,
-    Summary,
-)
-from ddltrace.analyzer.report.advice import path_shares
+from ddltrace.analyzer.measures.device_queues import CopyRow, StreamRow
+from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
+from ddltrace.analyzer.measures.rank_measures import RankRow
+from ddltrace.analyzer.measures.root_causes import RootCause
+from ddltrace.analyzer.measures.stragglers import StragglerRow
+from ddltrace.analyzer.measures.summary import Summary
+from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
     ON_A_RANK,

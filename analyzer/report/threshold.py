@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
-from ddltrace.analyzer.model import Summary
+from ddltrace.analyzer.measures.summary import Summary
 from ddltrace.tracer.errors import ThresholdError, UsageError
 
 _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {

@@ -16,28 +16,27 @@ from typing import Any, Final
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
-from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples
+from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples, SizeBin
 from ddltrace.analyzer.measures.breakdown import FIELDS, ratio
-from ddltrace.analyzer.measures.collectives import CollectiveKind, CollectiveTimes, LinkTimes
+from ddltrace.analyzer.measures.collectives import (
+    CollectiveKind,
+    CollectiveTimes,
+    Joining,
+    LinkTimes,
+)
 from ddltrace.analyzer.measures.device_queues import DeviceQueues
 from ddltrace.analyzer.measures.distribution import merged_sums
-from ddltrace.analyzer.measures.hangs import has_lasted
-from ddltrace.analyzer.measures.idle import WaitedFor
-from ddltrace.analyzer.measures.measured import Measured, RankFacts
+from ddltrace.analyzer.measures.hangs import Hang, has_lasted
+from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor
+from ddltrace.analyzer.measures.measured import Measured
+from ddltrace.analyzer.measures.mismatches import Mismatch
+from ddltrace.analyzer.measures.path_parts import CopyTimes
+from ddltrace.analyzer.measures.rank_measures import RankRow
 from ddltrace.analyzer.measures.slow_steps import PathSums
+from ddltrace.analyzer.measures.step_rows import StepRow
 from ddltrace.analyzer.measures.steps import RULE, RULE_ONE, Steps, count_warmup
-from ddltrace.analyzer.measures.traffic import largest_rows
-from ddltrace.analyzer.model import (
-    CopyTimes,
-    Hang,
-    IdleRow,
-    Joining,
-    Mismatch,
-    RankRow,
-    SizeBin,
-    StepRow,
-    TrafficRow,
-)
+from ddltrace.analyzer.measures.trace_facts import RankFacts
+from ddltrace.analyzer.measures.traffic import TrafficRow, largest_rows
 from ddltrace.analyzer.step_ranges.keyed_sums import KeyedSums
 from ddltrace.analyzer.step_ranges.merge_operations import OperationSums
 from ddltrace.analyzer.step_ranges.merge_steady import SteadyMerger

@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 from ddltrace.analyzer.measures.measured import Measured
-from ddltrace.analyzer.measures.operation_rows import MAX_SHAPES
-from ddltrace.analyzer.model import (
+from ddltrace.analyzer.measures.operation_rows import (
+    MAX_SHAPES,
     KernelRow,
     OperationOfRank,
     OperationOfShapes,

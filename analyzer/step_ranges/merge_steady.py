@@ -10,24 +10,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import FloatArray
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.measures.dimensions import DimensionTimes, merged_dimensions
 from ddltrace.analyzer.measures.job_facts import Exchange, JobFacts
 from ddltrace.analyzer.measures.measured import Measured, SteadyMeasures
-from ddltrace.analyzer.measures.root_causes import known_or_range
+from ddltrace.analyzer.measures.path_parts import PathPart, PathRank
+from ddltrace.analyzer.measures.pipelines import Pipeline, PipelineStage
+from ddltrace.analyzer.measures.root_causes import RankWaiting, RootCause, Waiting, known_or_range
+from ddltrace.analyzer.measures.savings import Savings
 from ddltrace.analyzer.measures.stragglers import Lateness, RankLateness
-from ddltrace.analyzer.measures.tensors import MAX_PERIODS, TensorTimes, sorted_rows
-from ddltrace.analyzer.model import (
-    CATEGORIES,
-    PathPart,
-    PathRank,
-    Pipeline,
-    PipelineStage,
-    RankWaiting,
-    RootCause,
-    Savings,
-    TensorRow,
-    Waiting,
-)
+from ddltrace.analyzer.measures.tensors import MAX_PERIODS, TensorRow, TensorTimes, sorted_rows
 from ddltrace.analyzer.step_ranges.keyed_sums import KeyedSums
 
 _TENSOR_TIMES: Final = (

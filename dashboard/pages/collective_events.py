@@ -16,8 +16,8 @@ from ddltrace.analyzer.joined.join import State
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.events.event_columns import BoolArray, IntArray
-    from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.joined.join import Joined
+    from ddltrace.analyzer.model import Analyzed
     from ddltrace.dashboard.address import Address
 
 

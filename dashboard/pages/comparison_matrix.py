@@ -9,8 +9,8 @@ import numpy as np
 from dash import dcc, html
 
 from ddltrace.analyzer.compare.comparison import compare_steps
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, printable, time_text
-from ddltrace.analyzer.model import CATEGORIES
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import card, graph, table

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     import dash
     from dash.development.base_component import Component
 
-    from ddltrace.analyzer.measures.slack_rows import SlackRow
-    from ddltrace.analyzer.model import Analysis, PathPart, StepRow
+    from ddltrace.analyzer.measures.path_parts import PathPart
+    from ddltrace.analyzer.measures.step_rows import StepRow
+    from ddltrace.analyzer.model import Analysis
+    from ddltrace.analyzer.slack import SlackRow
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 PATH: Final = "/critical-path"

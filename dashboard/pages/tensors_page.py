@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from dash.development.base_component import Component
 
-    from ddltrace.analyzer.model import Analysis, TensorRow
+    from ddltrace.analyzer.measures.tensors import TensorRow
+    from ddltrace.analyzer.model import Analysis
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.workspace import OpenTrace
 

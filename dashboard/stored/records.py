@@ -7,27 +7,37 @@ only the classes that `RECORDS` lists: nothing in a file names code to run.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer import model
-from ddltrace.analyzer.joined.analyzed import Analyzed
-from ddltrace.analyzer.joined.critical_path import Path
-from ddltrace.analyzer.joined.executions import Executions
-from ddltrace.analyzer.joined.join import AllMessages, Collectives, Joined
-from ddltrace.analyzer.measures.slack_rows import SlackRow
+from ddltrace.analyzer.joined.join import AllMessages, Collectives
+from ddltrace.analyzer.slack import SlackRow
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter
 from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import RowIndex
 from ddltrace.dashboard.timeline.tracks import Row, Timeline, Track
 
+_MODULES: Final = {
+    sys.modules[item.__module__]
+    for item in vars(model).values()
+    if isinstance(item, type) and dataclasses.is_dataclass(item)
+}
+"""The modules of an analysis's records."""
+
 RECORDS: Final[dict[str, type]] = {
     record.__name__: record
     for record in (
-        *(item for item in vars(model).values() if dataclasses.is_dataclass(item)),
-        *(Analyzed, Path, Executions, AllMessages, Collectives, Joined, SlackRow),
+        *(
+            item
+            for each in _MODULES
+            for item in vars(each).values()
+            if dataclasses.is_dataclass(item)
+        ),
+        *(AllMessages, Collectives, SlackRow),
         *(EventIndex, Row, Timeline, Track),
     )
     if isinstance(record, type)

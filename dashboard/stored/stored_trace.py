@@ -30,8 +30,8 @@ from ddltrace.dashboard.timeline.tracks import Timeline, build_rank
 from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.joined.analyzed import Analyzed
-    from ddltrace.analyzer.measures.slack_rows import SlackRow
+    from ddltrace.analyzer.model import Analyzed
+    from ddltrace.analyzer.slack import SlackRow
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 FEWEST_EVENTS: Final = 1_000_000
@@ -307,7 +307,7 @@ class Stored:
         Raises:
             OSError: It cannot be written.
         """
-        from ddltrace.analyzer.measures.slack_rows import slack_rows
+        from ddltrace.analyzer.slack import slack_rows
 
         rows = slack_rows(shortened(self._trace), self.analyzed())
         self._write(SLACK, lambda encoder: encoder.encode(rows))

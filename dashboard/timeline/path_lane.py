@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.joined.critical_path import Path, PathPiece
-from ddltrace.analyzer.model import CATEGORIES
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.packing import cut_overlaps, pack
 from ddltrace.dashboard.timeline.tracks import Role, Row, Timeline

@@ -12,8 +12,8 @@ import pytest
 from support.jobs import on_ranks, run, traced
 
 import ddltrace
-from ddltrace.analyzer.model import Finding
-from ddltrace.analyzer.report import advice
+from ddltrace.analyzer.findings import advice
+from ddltrace.analyzer.measures.finding import Finding
 
 STEPS = 30
 FOREIGN = Path(__file__).parents[1] / "data" / "foreign"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddltrace.analyzer.findings import advice, communication_advice
 from ddltrace.analyzer.formatting.units import printable_words
-from ddltrace.analyzer.report import advice, communication_advice
 from ddltrace.experiments.strategy import advised
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.trace.run_info import GroupInfo

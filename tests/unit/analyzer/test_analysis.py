@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.model import CATEGORIES
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError

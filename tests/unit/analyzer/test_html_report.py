@@ -16,7 +16,10 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.model import CATEGORIES, CopyTimes, P2PRow, PathTotals, StepRow
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
+from ddltrace.analyzer.measures.collectives import P2PRow
+from ddltrace.analyzer.measures.path_parts import CopyTimes, PathTotals
+from ddltrace.analyzer.measures.step_rows import StepRow
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import json_in_html
 from ddltrace.analyzer.report.html_report import render, write_html

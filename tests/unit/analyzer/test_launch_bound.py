@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddltrace.analyzer.model import Analysis, Finding
+from ddltrace.analyzer.measures.finding import Finding
+from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.trace.opened_trace import open_trace
 
 STEPS = 3

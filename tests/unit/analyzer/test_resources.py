@@ -14,14 +14,19 @@ from click.testing import CliRunner
 from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
 from ddltrace.analyzer.exporters.perfetto import write as write_perfetto
+from ddltrace.analyzer.findings.advice import find_findings
+from ddltrace.analyzer.findings.resource_advice import resource_findings
 from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.measures.job_facts import JobFacts
-from ddltrace.analyzer.measures.resources import find_stops, memory_growth, resource_rows
-from ddltrace.analyzer.model import ResourceRow, Stop
-from ddltrace.analyzer.report.advice import find_findings
-from ddltrace.analyzer.report.resource_advice import resource_findings
+from ddltrace.analyzer.measures.resources import (
+    ResourceRow,
+    Stop,
+    find_stops,
+    memory_growth,
+    resource_rows,
+)
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace

@@ -6,9 +6,8 @@ import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.events.event_columns import Columns
-from ddltrace.analyzer.joined.slack import RankSlack, find_margins
 from ddltrace.analyzer.joined.trace_scans import scan_part
-from ddltrace.analyzer.measures.slack_rows import slack_rows
+from ddltrace.analyzer.slack import RankSlack, find_margins, slack_rows
 
 
 @pytest.fixture

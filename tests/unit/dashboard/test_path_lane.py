@@ -7,9 +7,8 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.analyzer.events.event_columns import NULL
-from ddltrace.analyzer.events.rank_timeline import CATEGORY
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path
-from ddltrace.analyzer.model import CATEGORIES
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.pages.path_panel import describe_piece
 from ddltrace.dashboard.pages.timeline_page import piece_panel, place

@@ -20,7 +20,8 @@ import pytest
 from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.write_imported import save
-from ddltrace.analyzer.model import Analysis, Hang
+from ddltrace.analyzer.measures.hangs import Hang
+from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.notes import notes_of
 from ddltrace.analyzer.report.sentences import hang_text, mismatch_text
 from ddltrace.analyzer.trace.opened_trace import open_trace

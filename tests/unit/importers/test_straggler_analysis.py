@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 
 import ddltrace
-from ddltrace.analyzer.model import IdealJob
+from ddltrace.analyzer.measures.ideal_job import IdealJob
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.cli import cli as command_line
 from ddltrace.tracer.errors import TraceError

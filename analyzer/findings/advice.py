@@ -1,8 +1,7 @@
 """Findings: possible changes, an upper bound of their savings per step, and commands to test them.
 
 Every finding is based on a number of the analysis. Its savings are an upper bound from a replay of
-the steady steps without the cause (`ddltrace.analyzer.model.Savings`), as a mean per step, like the
-step time.
+the steady steps without the cause (`Savings`), as a mean per step, like the step time.
 
 Every finding has a command that tests it: an experiment with the job under other strategies, if the
 advice is a strategy; otherwise another recording of the job after the change, and its comparison
@@ -17,23 +16,20 @@ from dataclasses import replace
 from typing import Final
 
 from ddltrace.analyzer.events.copies import DIRECTIONS
+from ddltrace.analyzer.events.rank_timeline import CATEGORIES
+from ddltrace.analyzer.findings.communication_advice import Change, best_proposal
+from ddltrace.analyzer.findings.resource_advice import resource_findings
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.measures.collectives import CollectiveRow
+from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.job_facts import JobFacts
-from ddltrace.analyzer.measures.stragglers import delays_others
-from ddltrace.analyzer.model import (
-    CATEGORIES,
-    Analysis,
-    CollectiveRow,
-    Finding,
-    LaunchGaps,
-    PathPart,
-    RootCause,
-    Savings,
-    StragglerRow,
-)
-from ddltrace.analyzer.report.communication_advice import Change, best_proposal
-from ddltrace.analyzer.report.resource_advice import resource_findings
+from ddltrace.analyzer.measures.launch_gaps import LaunchGaps
+from ddltrace.analyzer.measures.path_parts import PathPart
+from ddltrace.analyzer.measures.root_causes import RootCause
+from ddltrace.analyzer.measures.savings import Savings
+from ddltrace.analyzer.measures.stragglers import StragglerRow, delays_others
+from ddltrace.analyzer.model import Analysis
 from ddltrace.tracer.extensions import extension
 from ddltrace.tracer.masked_command import MASK, is_masked
 from ddltrace.tracer.storage.location import Location

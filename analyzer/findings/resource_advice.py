@@ -7,8 +7,9 @@ from typing import Final
 
 from ddltrace.analyzer.events.process_stops import STOPPED
 from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
+from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.resources import worst_throttled
-from ddltrace.analyzer.model import Analysis, Finding
+from ddltrace.analyzer.model import Analysis
 
 _MIN_THROTTLED: Final = 0.1
 _MIN_BUSY: Final = 0.5

@@ -1,0 +1,1 @@
+"""Findings: possible improvements, found in the measures of a trace."""

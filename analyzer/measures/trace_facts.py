@@ -1,0 +1,168 @@
+"""What was recorded: facts about a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ddltrace.analyzer.formatting.units import agreeing, counted, share_text
+from ddltrace.analyzer.importers.kineto.communication_kernels import SUSPECTS_LABEL
+from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
+from ddltrace.analyzer.measures.steps import Steps
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.analyzer.trace.step_selection import StepSelection
+
+_UNRECORDED_WORTH_SAYING: Final = 0.01
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What was recorded.
+
+    Attributes:
+        name: The trace's name.
+        world_size: Number of ranks of the job.
+        ranks: Ranks with events in the trace.
+        hosts: Names of their hosts.
+        steps: Completed steps that were analyzed.
+        source: ``ddltrace``, or the imported format.
+        status: ``complete``, ``partial`` or ``running``.
+        exit_status: Exit status of the job; 128 + n if signal n killed it; null if it is not known.
+        level: Level of detail of the trace.
+        command: The job's command line.
+        events: Events analyzed.
+        dropped: Events that did not fit in the tracer's buffer.
+        lost_bytes: Bytes of event files that could not be read.
+        notes: Limitations of the trace that a reader must know.
+        suspected_communication: Kernels that count as computation although they are named like
+            communication, and how often they ran, at most 20.
+    """
+
+    name: str
+    world_size: int
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    steps: int
+    source: str
+    status: str
+    exit_status: int | None
+    level: str
+    command: tuple[str, ...]
+    events: int
+    dropped: int
+    lost_bytes: int
+    notes: tuple[str, ...]
+    suspected_communication: dict[str, int] = field(default_factory=dict)
+
+
+class RankFacts(NamedTuple):
+    """Facts about the record of one rank.
+
+    Attributes:
+        events: Number of events.
+        damaged: Events whose times cannot be real.
+        backwards: Events that end before they start.
+        unrecorded_ns: Time of which nothing is recorded.
+        span_ns: From the first to the last event.
+        is_partial: Whether `damaged` and `backwards` are those of the range that has most.
+    """
+
+    events: int
+    damaged: int
+    backwards: int
+    unrecorded_ns: int
+    span_ns: int
+    is_partial: bool = False
+
+
+def _unrecorded_notes(facts: Mapping[int, RankFacts], *, operations_only: bool) -> list[str]:
+    """Says how much time of ranks is not recorded, and how it is counted."""
+    ranks = [of_rank for of_rank in facts.values() if of_rank.unrecorded_ns]
+    whole = sum(of_rank.span_ns for of_rank in ranks)
+    share = sum(of_rank.unrecorded_ns for of_rank in ranks) / whole if whole else 0.0
+    if share < _UNRECORDED_WORTH_SAYING:
+        return []
+    missing_text = (
+        f"for {share_text(share)} of the time of {counted(len(ranks), 'rank')} nothing is recorded"
+    )
+    if operations_only:
+        return [f"{missing_text}: it counts as waiting, since all work is recorded as operations"]
+    return [
+        f"{missing_text}, neither of the device nor of the host: they may have worked then, or "
+        "waited, so savings are known within a range only where that matters"
+    ]
+
+
+def trace_facts(
+    trace: Trace, facts: Mapping[int, RankFacts], steps: Steps, selection: StepSelection | None
+) -> TraceFacts:
+    """Collects what was recorded, and the limitations that a reader must know.
+
+    Args:
+        trace: The trace.
+        facts: Rank -> facts about its record.
+        steps: The steps that were analyzed.
+        selection: Of a trace that was not read as a whole, the steps that were.
+    """
+    run = trace.run
+    notes = list(trace.notes)
+    if selection is not None and selection.note is not None:
+        notes.append(selection.note)
+    for rank, of_rank in facts.items():
+        least = "at least " if of_rank.is_partial else ""
+        if of_rank.damaged:
+            count = f"{least}{of_rank.damaged}"
+            notes.append(f"rank {rank}: {count} events left out: impossible times")
+        if of_rank.backwards:
+            count = f"{least}{of_rank.backwards}"
+            notes.append(f"rank {rank}: {count} events end before they start: taken as instants")
+    costs = [info.cost for info in run.ranks if info.cost]
+    if costs:
+        worst = max(costs, key=lambda cost: cost["ratio"])
+        notes.append(
+            f"{worst['steps']} steps were left unrecorded, to measure what recording costs: a step "
+            f"takes {worst['ratio']:.3f} times as long with it "
+            f"(95 % interval {worst['low']:.3f} to {worst['high']:.3f})"
+        )
+    notes += _unrecorded_notes(facts, operations_only=WORKERS_LABEL in run.labels)
+    generation = trace.generations_of(steps.number)
+    most = np.zeros(int(generation.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(most, generation, steps.ranks)
+    partly = steps.number[steps.ranks < most[generation]]
+    if len(partly):
+        notes.append(
+            f"{len(partly)} of {len(steps)} steps {agreeing(len(partly), 'was')} completed by some "
+            f"ranks only (first: step {partly[0]})"
+        )
+    return TraceFacts(
+        name=trace.name,
+        world_size=max([len(trace.ranks), *(info.world_size for info in run.ranks)]),
+        ranks=tuple(trace.ranks),
+        hosts=tuple(sorted({info.host for info in run.ranks})),
+        steps=len(steps),
+        source=run.source,
+        status="partial" if trace.damage and run.status == "complete" else run.status,
+        exit_status=run.exit_status,
+        level=run.level,
+        command=tuple(map(str, run.command)),
+        events=(
+            sum(of_rank.events for of_rank in facts.values())
+            if selection is None
+            else selection.events
+        ),
+        dropped=sum(info.dropped for info in run.ranks),
+        lost_bytes=sum(info.lost_bytes for info in run.ranks),
+        notes=tuple(dict.fromkeys(notes)),
+        suspected_communication=_suspects(run.labels.get(SUSPECTS_LABEL)),
+    )
+
+
+def _suspects(label: Any) -> dict[str, int]:
+    """The kernels that may communicate, from a label of the run."""
+    counts = label.items() if isinstance(label, dict) else ()
+    return {str(name): count for name, count in counts if type(count) is int}
