@@ -35,6 +35,8 @@ class Messages:
         bytes: Input bytes.
         out_bytes: Output bytes.
         wire_bytes: Bytes put on the network, where known.
+        clock: Index into `clocks`.
+        clocks: What times were read from, as in the column `clock`.
         step: The step in whose window it starts.
         in_flight: Whether it counts as communication: if some messages execute on a device's
             streams, only these count.
@@ -59,6 +61,8 @@ class Messages:
     bytes: IntArray
     out_bytes: IntArray
     wire_bytes: IntArray
+    clock: IntArray
+    clocks: list[str]
     step: IntArray
     in_flight: BoolArray
     in_bucket: BoolArray
@@ -95,6 +99,7 @@ def read_messages(columns: Columns) -> Messages:
     enqueue = columns.ints("enqueue_ns", rows, null=NULL_NS)
     op, ops = columns.codes("op", rows)
     group, groups = columns.codes("group", rows)
+    clock, clocks = columns.codes("clock", rows)
     tensor_count, tensors = columns.lists("tensors", rows)
     on_stream = np.array([lane.startswith(_STREAM_PREFIX) for lane in [*columns.lanes, ""]])
     executes = on_stream[columns.lane[rows]]
@@ -116,6 +121,8 @@ def read_messages(columns: Columns) -> Messages:
         bytes=columns.ints("bytes", rows),
         out_bytes=columns.ints("out_bytes", rows),
         wire_bytes=columns.ints("wire_bytes", rows),
+        clock=clock,
+        clocks=clocks,
         step=columns.step[rows],
         in_flight=executes if executes.any() else np.ones(len(rows), dtype=bool),
         in_bucket=of_bucket[columns.name[rows]],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = (
     *("step", "phase", "op", "group", "seq", "peer", "tag", "bytes", "out_bytes", "wire_bytes"),
-    *("dtype", "status", "shapes"),
+    *("dtype", "status", "clock", "shapes"),
 )
 _MAX_TENSORS: Final = 64
 BATCH: Final = 1 << 16

@@ -40,6 +40,7 @@ class Row:
     dtype: str | None = None
     enqueue_ns: int | None = None
     status: str | None = None
+    clock: str | None = None
     shapes: str | None = None
     tensors: Sequence[int] | None = None
 

@@ -23,6 +23,7 @@ from ddltrace.analyzer.events.interval_sets import (
     subtract,
     union,
 )
+from ddltrace.analyzer.events.rank_messages import Messages
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined, Releases
 from ddltrace.analyzer.measures.breakdown import (
@@ -35,11 +36,37 @@ from ddltrace.analyzer.measures.collectives import in_steps
 from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor, find_waited_for, idle_row
 from ddltrace.analyzer.measures.path_parts import CopyTimes
 from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.tracer.trace.schema import CLOCKS
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _COLUMNS = ("rank", "step", "start_ns", "launches", *FIELDS)
+
+
+@dataclass(frozen=True)
+class MessageClocks:
+    """How many messages of a rank have times from which clock; imported messages have none.
+
+    Attributes:
+        device: Events of the device around the message.
+        gloo: Gloo's threads, when they begin and end it.
+        wait: The job's own wait or question, when it found the message complete.
+        thread: A thread of the tracer that waited for it.
+        polling: A thread of the tracer that asked for its end every 0.5 to 5 ms.
+        host: The host, around a call that returned when the message was complete.
+        kernel: The profiler, from the message's kernel.
+        graph: None: they ran in replays of CUDA graphs.
+    """
+
+    device: int
+    gloo: int
+    wait: int
+    thread: int
+    polling: int
+    host: int
+    kernel: int
+    graph: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +98,7 @@ class RankRow:
             ranks that receive from a root.
         messages: Number of messages, completed or not.
         open_messages: Number of messages that had not completed when last observed.
+        clocks: How many messages have times from which clock.
     """
 
     rank: int
@@ -93,6 +121,7 @@ class RankRow:
     bytes_sent: int
     messages: int
     open_messages: int
+    clocks: MessageClocks
 
 
 @dataclass(frozen=True)
@@ -281,7 +310,15 @@ def _rank_row(
         bytes_sent=bytes_sent(scan, chosen),
         messages=int(chosen.sum()),
         open_messages=int((chosen & scan.messages.unfinished).sum()),
+        clocks=_clocks(scan.messages, chosen),
     )
+
+
+def _clocks(messages: Messages, chosen: BoolArray) -> MessageClocks:
+    """How many of a rank's messages have times from which clock."""
+    counts = np.bincount(messages.clock[chosen & (messages.clock >= 0)], minlength=1)
+    by_name = dict(zip(messages.clocks, counts.tolist(), strict=False))
+    return MessageClocks(*(by_name.get(name, 0) for name in CLOCKS))
 
 
 def _window(rank: _Rank, start: IntArray, end: IntArray) -> Spans:

@@ -44,8 +44,28 @@ def notes_of(analysis: Analysis) -> list[str]:
         notes.append(f"{joining.p2p_unmatched} {lack} the other side")
     if joining.by_order:
         notes.append("collectives carry no sequence numbers: joined by operation, size and order")
+    notes += _notes_on_clocks(analysis)
     ahead = host_ahead(analysis)
     return [*notes, ahead] if ahead else notes
+
+
+def _notes_on_clocks(analysis: Analysis) -> list[str]:
+    """Says which messages have times that are less exact than the others, or none."""
+    clocks = [row.clocks for row in analysis.ranks]
+    messages = sum(row.messages for row in analysis.ranks)
+    polled, replayed = (sum(getattr(c, name) for c in clocks) for name in ("polling", "graph"))
+    notes = []
+    if polled:
+        notes.append(
+            f"the ends of {polled} of {messages} messages are from polling every 0.5 to 5 ms: they "
+            "can be that much too late"
+        )
+    if replayed:
+        notes.append(
+            f"{replayed} of {messages} messages ran in replays of CUDA graphs, at unknown "
+            "times: they do not count as communication time"
+        )
+    return notes
 
 
 def host_ahead(analysis: Analysis) -> str | None:

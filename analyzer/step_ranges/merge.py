@@ -31,7 +31,7 @@ from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor
 from ddltrace.analyzer.measures.measured import Measured
 from ddltrace.analyzer.measures.mismatches import Mismatch
 from ddltrace.analyzer.measures.path_parts import CopyTimes
-from ddltrace.analyzer.measures.rank_measures import RankRow
+from ddltrace.analyzer.measures.rank_measures import MessageClocks, RankRow
 from ddltrace.analyzer.measures.slow_steps import PathSums
 from ddltrace.analyzer.measures.step_rows import StepRow
 from ddltrace.analyzer.measures.steps import RULE, RULE_ONE, Steps, count_warmup
@@ -47,6 +47,7 @@ _RANK_TIMES: Final = (
     *("wait_us", "transfer_us", "host_wait_us", "data_us", "update_us"),
 )
 _RANK_COUNTS: Final = ("bytes_sent", "messages", "open_messages")
+_CLOCKS: Final = tuple(field.name for field in fields(MessageClocks))
 _COPIES: Final = tuple(field.name for field in fields(CopyTimes))
 _IDLE: Final = (
     *("idle_us", "data_us", "other_rank_us", "message_us", "host_us", "stopped_us"),
@@ -64,7 +65,9 @@ class Merger:
         self._messages: list[IntArray] = []
         self._bytes: list[IntArray] = []
         self._rank_steps: dict[str, list[FloatArray]] = defaultdict(list)
-        self._ranks: KeyedSums[int] = KeyedSums(len(_RANK_TIMES) + len(_RANK_COUNTS) + len(_COPIES))
+        self._ranks: KeyedSums[int] = KeyedSums(
+            len(_RANK_TIMES) + len(_RANK_COUNTS) + len(_CLOCKS) + len(_COPIES)
+        )
         self._idle: KeyedSums[int] = KeyedSums(len(_IDLE))
         self._waited_for: KeyedSums[tuple[int, int]] = KeyedSums(1)
         self._collectives: dict[CollectiveKind, CollectiveTimes] = {}
@@ -143,6 +146,7 @@ class Merger:
             [
                 (
                     *(getattr(row, name) for name in (*_RANK_TIMES, *_RANK_COUNTS)),
+                    *(getattr(row.clocks, name) for name in _CLOCKS),
                     *(getattr(row.copies, name) for name in _COPIES),
                 )
                 for row in part.ranks
@@ -295,7 +299,8 @@ def _rank_row(
     values: dict[str, Any] = dict(zip(_RANK_TIMES, _times(sums), strict=False))
     counts = sums[len(_RANK_TIMES) :]
     values |= dict(zip(_RANK_COUNTS, map(_count, counts), strict=False))
-    copies = CopyTimes(*(us or 0.0 for us in _times(counts[len(_RANK_COUNTS) :])))
+    clocks, copied = np.split(counts[len(_RANK_COUNTS) :], [len(_CLOCKS)])
+    copies = CopyTimes(*(us or 0.0 for us in _times(copied)))
     overlap = values["overlap_us"]
     return RankRow(
         rank=rank,
@@ -303,6 +308,7 @@ def _rank_row(
         step_us_p95=step_us[1],
         overlap_ratio=None if overlap is None else ratio(overlap, values["comm_us"] or 0.0),
         copies=copies,
+        clocks=MessageClocks(*map(_count, clocks)),
         **values,
     )
 

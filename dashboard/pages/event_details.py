@@ -164,6 +164,7 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
         ("Element type", "dtype"),
         ("Shapes of inputs", "shapes"),
         ("Status", "status"),
+        ("Times from", "clock"),
     ):
         if row[column] is not None:
             facts.append((label, printable(row[column])))

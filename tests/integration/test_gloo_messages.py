@@ -128,6 +128,9 @@ def test_without_a_compiler_the_same_is_recorded(tmp_path: Path) -> None:
     wanted = ["op", "seq", "bytes", "dtype", "status", "group"]
     _, infos = record(tmp_path, QUEUE)
     native = [messages(tmp_path, info)[wanted] for info in infos]
+    for info in infos:
+        assert set(messages(tmp_path, info).clock) <= {"gloo", "wait"}
+        assert (messages(tmp_path, info).clock == "gloo").sum() >= 6
     done, infos = record(
         tmp_path, QUEUE, PATH=without_compiler(), XDG_CACHE_HOME=str(tmp_path / "cache")
     )
@@ -135,6 +138,8 @@ def test_without_a_compiler_the_same_is_recorded(tmp_path: Path) -> None:
     for info, expected in zip(infos, native, strict=True):
         assert not info.gloo_times
         assert messages(tmp_path, info)[wanted].equals(expected)
+        assert set(messages(tmp_path, info).clock) <= {"thread", "wait", "polling"}
+        assert "wait" in set(messages(tmp_path, info).clock)
 
 
 def test_a_compiler_that_fails_is_tried_once_and_told_of_each_time(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
+CLOCKS = ("device", "gloo", "wait", "thread", "polling", "host", "kernel", "graph")
+
 Row = dict[str, Any]
 Spans = list[tuple[int, int]]
 
@@ -386,6 +388,10 @@ class Trace:
                     "bytes_sent": sent,
                     "messages": len(rank.messages),
                     "open_messages": sum(m["status"] == "open" for m in rank.messages),
+                    "clocks": {
+                        clock: sum(m.get("clock") == clock for m in rank.messages)
+                        for clock in CLOCKS
+                    },
                 }
             )
         return found

@@ -116,7 +116,7 @@ def _timed(
             # observe their end later.
             for message in list(recorder.open.values()):
                 if message.enqueue_ns >= start and message.name.startswith(BUCKET):
-                    recorder.complete(message, end_ns)
+                    recorder.complete(message, end_ns, "wait")
         if state.on_device and context.device.timer is not None:
             context.device.timer.end_gradients()
         state.on_device = False

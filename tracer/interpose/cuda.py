@@ -123,15 +123,16 @@ class MessageTimer:
         timer, recorder = self._context.device.timer, self._context.recorder
 
         def passed(start_ns: int, end_ns: int) -> None:
+            clock = "device" if start_ns else "host"  # see `DeviceTimer.abandon`
             for message in messages:
                 if begins:
                     message.start_ns = max(start_ns, message.enqueue_ns)
-                recorder.complete(message, max(end_ns, message.start_ns))
+                recorder.complete(message, max(end_ns, message.start_ns), clock)
 
         if timer is None or not timer.interval(passed, mark):
             # Nothing else records their end. Left open, the messages would look like a hang.
             for message in messages:
-                recorder.complete(message, time.monotonic_ns())
+                recorder.complete(message, time.monotonic_ns(), "host")
 
 
 def is_timed(

@@ -122,7 +122,7 @@ class _Calls:
         return to_here
 
     def _fetched(self, message: Message, end: int, status: str) -> None:
-        self._context.recorder.complete(message, end, status)
+        self._context.recorder.complete(message, end, "host", status)
         if self._waits is not None:
             self._waits.record(message, message.name, message.start_ns, end)
 
@@ -145,7 +145,7 @@ class _Calls:
             except Exception:  # noqa: BLE001 - the job gets the same error from its own wait
                 status = "failed"
             try:
-                recorder.complete(message, end, status)
+                recorder.complete(message, end, "host", status)
             except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("rpc", error)
 

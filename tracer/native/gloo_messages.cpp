@@ -81,6 +81,7 @@ class Launch : public c10::DebugInfoBase {
       : slot_(slots[slot]), number_(++launches), waited_once_(waited_once) {
     slot_.began_ns = 0;
     slot_.ended_ns = 0;
+    slot_.waited = 0;
     slot_.state = kOpen;
     slot_.owner = number_;
   }

@@ -17,7 +17,8 @@
   FIELD(taken)
 
 // The times of a message. The first slots belong to the messages in the ring.
-#define DDLTRACE_SLOT(FIELD) FIELD(owner) FIELD(began_ns) FIELD(ended_ns) FIELD(state)
+// waited: whether `ended_ns` is the end of the job's wait
+#define DDLTRACE_SLOT(FIELD) FIELD(owner) FIELD(began_ns) FIELD(ended_ns) FIELD(state) FIELD(waited)
 
 // A message in the ring: the values that differ between messages of one pattern.
 // what: a `What` of gloo_messages.cpp, or, from `kFirst` on, the number of its pattern

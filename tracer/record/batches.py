@@ -23,6 +23,7 @@ from ddltrace.tracer.record.recorder import (
 from ddltrace.tracer.trace import arrow_arrays
 from ddltrace.tracer.trace.arrow_arrays import Integers
 from ddltrace.tracer.trace.schema import (
+    CLOCKS,
     EVENTS,
     KINDS,
     MESSAGE_FIELDS,
@@ -65,6 +66,7 @@ _FIRST_WORDS: Final = {
     "phase": PHASES,
     "op": OPS,
     "status": STATUSES,
+    "clock": CLOCKS,
 }
 
 _SITE_FIELDS: Final = ("kind", "name", "tensor", "bytes", "out_bytes")

@@ -69,6 +69,7 @@ class Message:
         self.out_bytes: int | None = None
         self.dtype: str | None = None
         self.status = "open"
+        self.clock: str | None = None
         self.settle: Callable[[Message], None] | None = None
         self.slot = -1
         self.tensors: list[int] | None = None
@@ -104,7 +105,7 @@ Site: TypeAlias = tuple[int, str, int, int, int]
 """A recording site: kind code, name, tensor id or -1, bytes and out_bytes or -1."""
 
 REPEAT_FIELDS: Final = ("pattern", *OWN_FIELDS)
-"""Fields of a row of `Recorder.repeats`, -1 for null; pattern and status are numbers."""
+"""Fields of a row of `Recorder.repeats`, -1 for null; pattern, status and clock are numbers."""
 
 
 def or_null(value: int | None) -> int:
@@ -406,11 +407,19 @@ class Recorder:
         self.open.clear()
         self._lock = threading.RLock()  # another thread may have held it during the fork
 
-    def complete(self, message: Message, end_ns: int, status: str = "ok") -> None:
-        """Ends a message; only the first call for a message counts."""
+    def complete(self, message: Message, end_ns: int, clock: str, status: str = "ok") -> None:
+        """Ends a message; only the first call for a message counts.
+
+        Args:
+            message: The message.
+            end_ns: Its end.
+            clock: What that was read from, one of `CLOCKS`.
+            status: Its new status.
+        """
         if self.open.pop(message.id, None) is None:
             return
         message.end_ns = end_ns
+        message.clock = clock
         message.status = status
         if message.settle is not None:
             settle, message.settle = message.settle, None

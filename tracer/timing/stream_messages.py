@@ -63,7 +63,8 @@ class StreamMessages:
         is_completed: The original ``Work.is_completed``.
         duration_ms: The original ``Work._get_duration``.
         passed_ns: When the device passed a mark; None if that is not known. Consumes the mark.
-        completed: Called with a message at its end: start, end, and whether it failed.
+        completed: Called with a message at its end: start, end, what they were read from (one of
+            `CLOCKS`), and whether it failed.
         now: The host's clock.
     """
 
@@ -72,7 +73,7 @@ class StreamMessages:
         is_completed: Callable[[Any], bool],
         duration_ms: Callable[[Any], float],
         passed_ns: Callable[[int], int | None],
-        completed: Callable[[Message, int, int, bool], None],
+        completed: Callable[[Message, int, int, str, bool], None],
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._is_completed = is_completed
@@ -151,7 +152,7 @@ class StreamMessages:
         for stream in list(self._streams.values()):
             while stream.launches:
                 for message in stream.launches.popleft().messages:
-                    self._completed(message, message.start_ns, now, False)
+                    self._completed(message, message.start_ns, now, "host", False)
         self._held_bytes = 0
 
     def abandon(self) -> None:
@@ -172,7 +173,7 @@ class StreamMessages:
                 return False
         except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
             failed = True
-        start, end = self._interval(stream, launch, self._now())
+        start, end, clock = self._interval(stream, launch, self._now())
         stream.end_ns = end
         with self._lock:
             if not stream.launches or stream.launches[0] is not launch:
@@ -180,17 +181,17 @@ class StreamMessages:
             stream.launches.popleft()
             self._held_bytes -= launch.held_bytes
         for message in launch.messages:
-            self._completed(message, start, end, failed)
+            self._completed(message, start, end, clock, failed)
         return True
 
-    def _interval(self, stream: _Stream, launch: Launch, seen_ns: int) -> tuple[int, int]:
-        """Start and end of a launch that has ended by `seen_ns`."""
+    def _interval(self, stream: _Stream, launch: Launch, seen_ns: int) -> tuple[int, int, str]:
+        """Start and end of a launch that has ended by `seen_ns`, and what they were read from."""
         enqueued = launch.messages[-1].enqueue_ns
         reached = None if launch.mark is None else self._passed_ns(launch.mark)
         start = max(enqueued, stream.end_ns, reached or 0)
         try:
             duration = round(self._duration_ms(launch.work) * 1e6)
         except Exception:  # noqa: BLE001 - not kept for this message
-            return min(start, seen_ns), seen_ns
+            return min(start, seen_ns), seen_ns, "polling"
         end = min(max(start + duration, launch.running_ns), seen_ns)
-        return max(end - duration, enqueued), end
+        return max(end - duration, enqueued), end, "device"

@@ -56,6 +56,18 @@ BUCKET: Final = "bucket "
 STATUSES: Final = ("ok", "open", "failed")
 """State of a message: completed, not completed when last seen, ended in an error."""
 
+CLOCKS: Final = (
+    "device",  # events of the device around the message
+    "gloo",  # Gloo's threads, when they begin and end it
+    "wait",  # the job, when its own wait or question found the message complete
+    "thread",  # a thread of the tracer, which waited for it
+    "polling",  # a thread of the tracer, which asked for its end every 0.5 to 5 ms
+    "host",  # the host, around a call that returned when the message was complete
+    "kernel",  # the profiler, from the message's kernel
+    "graph",  # none: the message ran in a replay of a CUDA graph
+)
+"""What a message's times were read from."""
+
 
 def _coded(index: pa.DataType) -> pa.DictionaryType:
     return pa.dictionary(index, pa.string())
@@ -100,13 +112,14 @@ COLUMNS: Final = (
     Column("dtype", _coded(pa.int8()), "shared"),
     Column("enqueue_ns", pa.int64(), "own"),
     Column("status", _coded(pa.int8()), "own"),
+    Column("clock", _coded(pa.int8()), "own"),
     Column("shapes", _coded(pa.int32())),
     Column("tensors", pa.list_(pa.int32()), "shared"),
 )
 """Every column, in order. The recorder, the batches and the ring of repeated messages derive their
 fields of a message from these."""
 
-ADDED: Final = frozenset({"shapes"})
+ADDED: Final = frozenset({"shapes", "clock"})
 """Columns that older traces of this version lack; readers add them as nulls."""
 
 OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")

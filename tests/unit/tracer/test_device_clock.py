@@ -397,7 +397,7 @@ def test_a_message_starts_when_the_device_comes_to_it_and_ends_when_told() -> No
     messages.start(message, mark)
     events[0].passes_ns = enqueued + 800_000  # the device was busy until then
     machine.now_ns += 2_000_000
-    recorder.complete(message, machine.now_ns)
+    recorder.complete(message, machine.now_ns, "gloo")
     assert message.enqueue_ns == enqueued
     assert abs(message.start_ns - (enqueued + 800_000)) <= machine.look_ns
     assert message.end_ns == enqueued + 2_000_000
@@ -408,7 +408,7 @@ def test_a_message_that_the_device_has_not_been_seen_to_reach_starts_at_its_laun
     messages = message_timer_of(timer_of(machine, [], recorder), recorder)
     message = recorder.new_message("all_reduce", "0", machine.now_ns)
     messages.start(message, messages.mark())
-    recorder.complete(message, machine.now_ns + 1000)
+    recorder.complete(message, machine.now_ns + 1000, "gloo")
     assert message.start_ns == message.enqueue_ns
 
 

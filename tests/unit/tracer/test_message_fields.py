@@ -11,6 +11,7 @@ from ddltrace.tracer.native import build, layout
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import REPEAT_FIELDS, Message, Recorder
 from ddltrace.tracer.trace.schema import (
+    CLOCKS,
     COLUMNS,
     EVENTS,
     MESSAGE_FIELDS,
@@ -36,6 +37,7 @@ VALUES = {
     "dtype": "float16",
     "enqueue_ns": 11,
     "status": "failed",
+    "clock": "polling",
     "tensors": [4, 2],
 }
 
@@ -72,6 +74,7 @@ def test_every_field_of_a_repeated_message_gets_into_its_row() -> None:
         setattr(pattern, name, VALUES[name])
     recorder.patterns.append(pattern)
     own = VALUES | {"pattern": 0, "status": STATUSES.index("failed")}
+    own["clock"] = CLOCKS.index("polling")
     recorder.set_step(3, 0)
     recorder.enter_phase(2, 0)
     recorder.add_repeats(np.array([[own[name] for name in REPEAT_FIELDS]], np.int64))

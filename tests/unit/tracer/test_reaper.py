@@ -23,14 +23,19 @@ class Followed:
 
     def __init__(self) -> None:
         self.ended: dict[int, bool] = {}
+        self.clocks: dict[int, str] = {}
         self.faults: list[tuple[str, Exception]] = []
         self.reapers = Reapers(
             self.wait,
             self.is_completed,
-            lambda message, _, failed: self.ended.update({message.id: failed}),
+            self.completed,
             lambda _: None,
             lambda *fault: self.faults.append(fault),
         )
+
+    def completed(self, message: Message, _: int, clock: str, failed: bool) -> None:
+        self.clocks[message.id] = clock
+        self.ended[message.id] = failed
 
     @staticmethod
     def wait(work: Work) -> None:
@@ -70,3 +75,4 @@ def test_ends_are_noted_in_any_order_and_failures_too(followed: Followed) -> Non
     until(lambda: followed.ended == {1: False, 2: True})
     works[0].completed = True
     until(lambda: 0 in followed.ended)
+    assert followed.clocks == {0: "polling", 1: "polling", 2: "thread"}

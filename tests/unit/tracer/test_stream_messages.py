@@ -42,7 +42,7 @@ class Device:
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000
-        self.ended: dict[int, tuple[int, int, bool]] = {}
+        self.ended: dict[int, tuple[int, int, str, bool]] = {}
         self.reached: dict[int, int] = {}
         self.streams = StreamMessages(
             self._is_completed, self._duration_ms, self.reached.get, self._completed, self._now
@@ -61,8 +61,8 @@ class Device:
             raise RuntimeError("getDuration only works if timing was enabled")
         return (work.end_ns - work.start_ns) / 1e6
 
-    def _completed(self, message: Message, start: int, end: int, failed: bool) -> None:
-        self.ended[message.id] = (start, end, failed)
+    def _completed(self, message: Message, start: int, end: int, clock: str, failed: bool) -> None:
+        self.ended[message.id] = (start, end, clock, failed)
 
     def mark(self, reached_ns: int) -> int:
         mark = len(self.reached)
@@ -108,7 +108,7 @@ def test_work_that_is_not_followed_shifts_an_interval_by_no_more_than_a_period()
     reached, start, end = begin + 1_000, begin + 50_000_000, begin + 61_000_000
     device.streams.follow("a", Work(start, end), [message(0, begin)], device.mark(reached))
     device.poll_until(end + PERIOD_NS)
-    found_start, found_end, _ = device.ended[0]
+    found_start, found_end, *_ = device.ended[0]
     assert found_end - found_start == end - start
     assert abs(found_end - end) <= PERIOD_NS
 
@@ -119,7 +119,7 @@ def test_without_a_duration_the_end_is_when_it_was_seen() -> None:
     work = Work(begin + 1_000, begin + 7_000_000, keeps_duration=False)
     device.streams.follow("a", work, [message(0, begin)], device.mark(begin + 1_000))
     device.poll_until(begin + 4 * PERIOD_NS)
-    assert device.ended[0] == (begin + 1_000, begin + 2 * PERIOD_NS, False)
+    assert device.ended[0] == (begin + 1_000, begin + 2 * PERIOD_NS, "polling", False)
 
 
 def test_coalesced_messages_have_one_interval_and_failures_are_noted() -> None:
@@ -129,8 +129,8 @@ def test_coalesced_messages_have_one_interval_and_failures_are_noted() -> None:
     device.streams.follow("a", Work(begin + 500, begin + 900), both, device.mark(begin + 500))
     device.streams.follow("a", Work(0, 0, fails=True), [message(2, begin + 20)], None)
     device.poll_until(begin + PERIOD_NS)
-    assert device.ended[0] == device.ended[1] == (begin + 500, begin + 900, False)
-    assert device.ended[2][2]
+    assert device.ended[0] == device.ended[1] == (begin + 500, begin + 900, "device", False)
+    assert device.ended[2][3]
 
 
 def test_no_more_memory_of_the_job_is_held_than_some() -> None:
@@ -160,7 +160,7 @@ def test_a_device_that_fails_leaves_no_message_open_and_keeps_nobody_waiting() -
     use = DeviceUse(lambda: None)
     use.when_failed.append(device.streams.lose)
     use.fail()
-    assert device.ended == dict.fromkeys(range(3), (begin, begin + 7, False))
+    assert device.ended == dict.fromkeys(range(3), (begin, begin + 7, "host", False))
     assert device.streams.num_followed == 0
 
 

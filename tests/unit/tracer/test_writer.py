@@ -46,7 +46,7 @@ def test_a_row_of_each_kind_comes_out_as_it_went_in() -> None:
     recorder.record("layer", "net.fc", 11, 19)
     message = recorder.new_message("all_reduce", "0", 12)
     message.bytes, message.dtype, message.tensors, message.seq = 40, "float32", [3, 1], 7
-    recorder.complete(message, 18)
+    recorder.complete(message, 18, "gloo")
     recorder.new_message("send", "0", 15)
     recorder.add_wait(14, 18, message.id, "w")
     rows = built(recorder).to_pylist()
@@ -74,8 +74,8 @@ def test_an_open_message_is_shown_once_and_again_when_it_is_done() -> None:
     assert first is not None
     assert first["status"].to_pylist() == ["open"]
     assert builder.build(recorder.take()) is None
-    recorder.complete(message, 9)
-    recorder.complete(message, 99)
+    recorder.complete(message, 9, "gloo")
+    recorder.complete(message, 99, "gloo")
     last = builder.build(recorder.take())
     assert last is not None
     assert (last["status"].to_pylist(), last["end_ns"].to_pylist()) == (["ok"], [9])
@@ -225,7 +225,7 @@ def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted(
         recorder.record("layer", "x", number, number + 1)
     messages = [recorder.new_message("send", "0", n) for n in range(200)]
     for message in messages:
-        recorder.complete(message, 1000)
+        recorder.complete(message, 1000, "gloo")
     assert len(recorder.flat) <= 51 * 4
     stream.gate.set()
     assert writer.stop(60)
@@ -412,7 +412,7 @@ def test_rows_for_which_there_is_no_memory_wait_for_some(
         recorder.set_step(4, 0)
         for number in range(30):
             recorder.record("layer", "x", number, number + 1)
-        recorder.complete(recorder.new_message("send", "0", 1), 2)
+        recorder.complete(recorder.new_message("send", "0", 1), 2, "gloo")
         recorder.add_wait(1, 2, 0, "send")
         writer.start()
         for _ in range(3):
@@ -527,7 +527,7 @@ def test_what_cannot_be_taken_for_want_of_memory_is_taken_later() -> None:
     recorder = Recorder(100)
     recorder.set_step(0, 1)
     recorder.record("layer", "x", 1, 2)
-    recorder.complete(recorder.new_message("send", "0", 1), 3)
+    recorder.complete(recorder.new_message("send", "0", 1), 3, "gloo")
     recorder.new_message("recv", "0", 2)
 
     class NoMemory(list[Any]):

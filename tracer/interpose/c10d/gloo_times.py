@@ -18,7 +18,7 @@ import numpy as np
 
 from ddltrace.tracer.native.layout import MESSAGE, SLOT
 from ddltrace.tracer.record.recorder import Message, Recorder
-from ddltrace.tracer.trace.schema import STATUSES
+from ddltrace.tracer.trace.schema import CLOCKS, STATUSES
 
 if TYPE_CHECKING:
     from ddltrace.tracer.native.library import NativeLibrary
@@ -28,11 +28,13 @@ _FIELDS: Final = len(SLOT)
 _BEGAN: Final = SLOT["began_ns"]
 _ENDED: Final = SLOT["ended_ns"]
 _STATE: Final = SLOT["state"]
+_WAITED: Final = SLOT["waited"]
 # Values of the field `_STATE`; see `State` in `gloo_messages.cpp`.
 _OPEN: Final = 0
 _OK: Final = 1
 _FAILED: Final = 2
 _GONE: Final = 3
+_CLOCK: Final = {name: CLOCKS.index(name) for name in ("gloo", "wait", "polling")}
 _LEFT_OPEN: Final = STATUSES.index("open")
 _STATUS_OF_STATE: Final = np.array([STATUSES.index(x) for x in ("open", "ok", "failed", "ok")])
 
@@ -121,12 +123,12 @@ class GlooTimes:
         ended = [slot for slot in list(self._followed) if slots[slot * _FIELDS + _STATE] != _OPEN]
         for slot in ended:
             # A message whose end was not reported is complete by now.
-            self._recorder.complete(self._followed[slot], time.monotonic_ns())
+            self._recorder.complete(self._followed[slot], time.monotonic_ns(), "polling")
             del self._followed[slot]
         for slot, message in list(self._until_waited.items()):
             is_open = slots[slot * _FIELDS + _STATE] == _OPEN
             if not is_open and not self._has_no_end(slot):
-                self._recorder.complete(message, time.monotonic_ns())
+                self._recorder.complete(message, time.monotonic_ns(), "polling")
             if message.end_ns is not None or not is_open:
                 del self._until_waited[slot]
                 ended.append(slot)
@@ -144,7 +146,9 @@ class GlooTimes:
         # Gloo reports the end of a receive inside the wait, but not that it failed, and then lets
         # the message go.
         if self._slots[at + _STATE] in (_OPEN, _GONE):
-            self._slots[at + _ENDED] = self._slots[at + _ENDED] or end_ns
+            if not self._slots[at + _ENDED]:
+                self._slots[at + _ENDED] = end_ns
+                self._slots[at + _WAITED] = 1
             self._slots[at + _STATE] = _FAILED if failed else _OK
 
     @property
@@ -163,7 +167,7 @@ class GlooTimes:
 
     def of_ended(
         self, slots: Integers, enqueue_ns: Integers, waited_once: Booleans
-    ) -> tuple[Booleans, Integers, Integers, Integers]:
+    ) -> tuple[Booleans, Integers, Integers, Integers, Integers]:
         """Returns the times that Gloo's threads recorded for messages that are not followed.
 
         Args:
@@ -172,8 +176,9 @@ class GlooTimes:
             waited_once: Whether only a wait of the handle's holder completes the message.
 
         Returns:
-            Whether each message has ended, and its start, end and status (index in `STATUSES`). An
-            end of -1 means that the end will never be reported.
+            Whether each message has ended, and its start, end, status (index in `STATUSES`) and
+            what they were read from (index in `CLOCKS`). An end of -1 means that the end will never
+            be reported.
         """
         state = self._slot_table[slots, _STATE]  # read before the times, which are written first
         times = self._slot_table[slots]
@@ -184,7 +189,9 @@ class GlooTimes:
         without_end = np.where(is_left_open, -1, time.monotonic_ns())
         start = np.where(has_end, started(times[:, _BEGAN], enqueue_ns, ended), enqueue_ns)
         status = np.where(is_left_open, _LEFT_OPEN, _STATUS_OF_STATE[state])
-        return state != _OPEN, start, np.where(has_end, ended, without_end), status
+        reported = np.where(times[:, _WAITED] != 0, _CLOCK["wait"], _CLOCK["gloo"])
+        clock = np.where(has_end, reported, _CLOCK["polling"])
+        return state != _OPEN, start, np.where(has_end, ended, without_end), status, clock
 
     def _has_no_end(self, slot: int) -> bool:
         """Whether the end of a message will not be reported any more and was not recorded."""
@@ -195,6 +202,7 @@ class GlooTimes:
         times = self._stored_times(message.slot, message.enqueue_ns)
         if times is not None:
             message.start_ns, message.end_ns = times
+            message.clock = "wait" if self._slots[message.slot * _FIELDS + _WAITED] else "gloo"
         if self._slots[message.slot * _FIELDS + _STATE] == _FAILED:
             message.status = "failed"
 

@@ -32,7 +32,7 @@ from ddltrace.tracer.record.recorder import (
     or_null,
     value_of,
 )
-from ddltrace.tracer.trace.schema import BUCKET, OWN_FIELDS, SHARED_FIELDS
+from ddltrace.tracer.trace.schema import BUCKET, CLOCKS, OWN_FIELDS, SHARED_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -65,11 +65,14 @@ _LEFT_OUT: Final = 2
 _UNDER_WAY: Final = 3
 _FIRST: Final = 4
 _UNKNOWN: Final = 0
+_OF_WAIT: Final = CLOCKS.index("wait")
 
 _SAME_IN_RING: Final = {name: MESSAGE[name] for name in OWN_FIELDS if name in MESSAGE.fields}
 _ENQUEUE_OF_REPEAT: Final = REPEAT_FIELDS.index("enqueue_ns")
 _KNOWN_BEFORE_THE_END: Final = [
-    name for name in OWN_FIELDS if name not in {"id", "enqueue_ns", "start_ns", "end_ns", "status"}
+    name
+    for name in OWN_FIELDS
+    if name not in {"id", "enqueue_ns", "start_ns", "end_ns", "status", "clock"}
 ]
 
 _OF_CPP: Final = -1  # in place of an id
@@ -397,7 +400,7 @@ class KnownMessages:
         patterns = rows[:, _WHAT] - _FIRST
         kinds = [self._kinds[pattern] for pattern in patterns.tolist()]
         waited_once = np.array([kind.waited_once for kind in kinds], bool)
-        is_over, start_ns, end_ns, status = self._times.of_ended(
+        is_over, start_ns, end_ns, status, clock = self._times.of_ended(
             slots, rows[:, _ENQUEUE], waited_once
         )
         peers = rows[:, _ROOT].copy()
@@ -405,10 +408,12 @@ class KnownMessages:
             peers[row] = or_null(kinds[row].group.global_rank(int(peers[row])))
         for row, kind in enumerate(kinds):
             if kind.ended_by is not None and end_ns[row] != _NULL:
-                end_ns[row] = self._end_of(int(positions[row]), kind, int(end_ns[row]))
+                end = self._end_of(int(positions[row]), kind, int(end_ns[row]))
+                if end < end_ns[row]:
+                    end_ns[row], clock[row] = end, _OF_WAIT
                 start_ns[row] = min(start_ns[row], end_ns[row])
         columns = {"pattern": patterns, "start_ns": start_ns, "end_ns": end_ns, "status": status}
-        columns |= {"peer": peers, "seq": rows[:, _NUMBER]}
+        columns |= {"peer": peers, "seq": rows[:, _NUMBER], "clock": clock}
         columns |= {name: rows[:, place] for name, place in _SAME_IN_RING.items()}
         unknown = np.full(len(rows), _NULL)
         repeats = np.stack([columns.get(name, unknown) for name in REPEAT_FIELDS], axis=1)
@@ -453,7 +458,9 @@ class KnownMessages:
         """Sets the times that Gloo's threads recorded, or the end of the job's wait."""
         self._times.settle(message)
         if message.end_ns is not None:
-            message.end_ns = self._end_of(position, kind, message.end_ns)
+            end = self._end_of(position, kind, message.end_ns)
+            if end < message.end_ns:
+                message.end_ns, message.clock = end, "wait"
             message.start_ns = min(message.start_ns, message.end_ns)
 
     def _end_of(self, position: int, kind: _Kind, reported_ns: int) -> int:

@@ -201,7 +201,7 @@ class Observer:
                 if message is not None:
                     end = _now()
                     try:
-                        self._recorder.complete(message, end, status)
+                        self._recorder.complete(message, end, "host", status)
                         self.waits.record(message, message.name, message.start_ns, end)
                     except Exception as error:  # noqa: BLE001 - the job continues
                         fault(f"record {name}", error)
@@ -359,7 +359,7 @@ class Observer:
         first = first_tensor(args[: operator.group])
         blocking = self._groups.wait_blocks(process_group, group, first)
         if group.sends_nothing:
-            self._recorder.complete(message, _now())
+            self._recorder.complete(message, _now(), "host")
             return
         if self.coalescing.messages is not None:
             self.coalescing.add(message, launch.mark)
@@ -485,17 +485,21 @@ class Observer:
             result = result[-1] if result else None
         return None if result is None else self._unbox_work(result)
 
-    def _completed(self, message: Message, end: int, failed: bool) -> None:
-        """Called when a reaper has observed the end of a message."""
+    def _completed(self, message: Message, end: int, clock: str, failed: bool) -> None:
+        """Called when the end of a message was observed."""
         self.waits.stream_ordered.discard(message.id)
-        end = min(end, self.waits.seen_complete.pop(message.id, end))
-        self._recorder.complete(message, end, "failed" if failed else "ok")
+        seen = self.waits.seen_complete.pop(message.id, end)
+        if seen < end:
+            end, clock = seen, "wait"
+        self._recorder.complete(message, end, clock, "failed" if failed else "ok")
 
-    def _ended_on_device(self, message: Message, start: int, end: int, failed: bool) -> None:
+    def _ended_on_device(
+        self, message: Message, start: int, end: int, clock: str, failed: bool
+    ) -> None:
         """Called when the device has ended a message."""
         if message.end_ns is None:
             message.start_ns = start
-            self._completed(message, end, failed)
+            self._completed(message, end, clock, failed)
 
     def _ordered(self, message: Message) -> None:
         """Called when the current stream has been made to wait for a message."""

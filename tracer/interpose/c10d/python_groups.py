@@ -247,7 +247,7 @@ class _Calls:
         if message is None:
             return
         if status != "ok" or not observer.is_work(work):
-            self._context.recorder.complete(message, _now(), status)
+            self._context.recorder.complete(message, _now(), "host", status)
             return
         first = first_tensor(call.args[: call.operator.group])
         on_host = first is None or first.is_cpu

@@ -46,7 +46,8 @@ class Reapers:
         wait: Blocks until a message is complete; the original ``Work.wait``.
         is_completed: Returns without blocking whether it is complete; the original
             ``Work.is_completed``.
-        completed: Called when a message is complete, with the time and whether it failed.
+        completed: Called when a message is complete, with the time, what it was read from (one of
+            `CLOCKS`) and whether it failed.
         release: Called with a message's `Work` when it is complete and its caller has had the
             time to take it.
         on_fault: Called with errors of the reaper.
@@ -56,7 +57,7 @@ class Reapers:
         self,
         wait: Callable[[Any], Any],
         is_completed: Callable[[Any], bool],
-        completed: Callable[[Message, int, bool], None],
+        completed: Callable[[Message, int, str, bool], None],
         release: Callable[[Any], None],
         on_fault: Callable[[str, Exception], None],
     ) -> None:
@@ -111,7 +112,8 @@ class Reapers:
                 self._wait(followed.work)
         except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
             failed = True
-        self._completed(followed.message, time.monotonic_ns(), failed)
+        clock = "polling" if followed.poll else "thread"
+        self._completed(followed.message, time.monotonic_ns(), clock, failed)
 
 
 class _GroupReapers:

@@ -171,7 +171,7 @@ class Waits:
             self.stream_ordered.discard(message.id)
             self._on_ordered(message)
         else:
-            self._recorder.complete(message, end, "failed" if failed else "ok")
+            self._recorder.complete(message, end, "wait", "failed" if failed else "ok")
         self._recorder.add_wait(start, end, message.id, message.name)
 
     def _patched_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,7 +228,7 @@ class Waits:
         if not isinstance(message, Message) or message.end_ns is not None:
             return  # or Gloo's threads record the end
         if message.slot >= 0 or self.is_in_python(work):
-            self._recorder.complete(message, _now())
+            self._recorder.complete(message, _now(), "wait")
         else:
             self.seen_complete.setdefault(message.id, _now())
 
@@ -252,7 +252,7 @@ class Waits:
 
         def complete(_: Any) -> None:
             try:
-                self._recorder.complete(message, _now())
+                self._recorder.complete(message, _now(), "host")
             except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("future of a group in Python", error)
 
