@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ddltrace.analyzer.importers.kineto.communication_kernels import ENVIRONMENT, also_known
+from ddltrace.tracer.trace.communication_kernels import ENVIRONMENT, also_known
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ddltrace.analyzer.formatting.units import agreeing, counted, share_text
-from ddltrace.analyzer.importers.kineto.communication_kernels import SUSPECTS_LABEL
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.tracer.trace.communication_kernels import SUSPECTS_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace

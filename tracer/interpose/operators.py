@@ -6,12 +6,14 @@ Its events become rows of the trace like all others.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.timing.clocks import paired_reading
 from ddltrace.tracer.timing.device_clock import stream_lane
+from ddltrace.tracer.trace.communication_kernels import is_message_kernel
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.patch_context import PatchContext
@@ -21,7 +23,6 @@ _PAUSE_S = 0.02
 _OPERATOR_LANES = 1 << 62  # above every thread's ident
 _PROFILED_STREAMS = 1000  # the profiler numbers streams differently from `cuda.py`
 _COPIES = ("Memcpy", "Memset")
-_COMMUNICATION = ("nccl",)
 
 
 def install(context: PatchContext) -> None:
@@ -122,12 +123,15 @@ def _kind_and_lane(event: Any) -> tuple[str | None, int]:
         # must nest.
         return "host", _OPERATOR_LANES + int(event.start_thread_id())
     name = event.name()
-    if any(word in name for word in _COMMUNICATION):
+    if _communicates(name):
         return None, 0  # recorded as messages
     if event.is_user_annotation():
         return None, 0  # device ranges of the host's markers: they include idle time
     kind = "copy" if name.startswith(_COPIES) else "kernel"
     return kind, stream_lane(_PROFILED_STREAMS + event.device_resource_id())
+
+
+_communicates = functools.cache(is_message_kernel)  # a window has few names and many kernels
 
 
 def _is_hidden(event: Any) -> bool:

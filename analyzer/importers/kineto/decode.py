@@ -24,9 +24,9 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     shapes_of,
 )
 from ddltrace.analyzer.importers.kineto import ascend
-from ddltrace.analyzer.importers.kineto.communication_kernels import is_message_kernel
 from ddltrace.analyzer.importers.names import Codes
 from ddltrace.analyzer.importers.rank_files import merged_ranks
+from ddltrace.tracer.trace.communication_kernels import is_message_kernel
 
 KERNEL: Final = frozenset({"kernel", "mtia_ccp_events"})
 COPY: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})

@@ -25,10 +25,10 @@ from ddltrace.analyzer.importers.communication import (
     public_op,
     size_of,
 )
-from ddltrace.analyzer.importers.kineto.communication_kernels import library_of, qualified_name
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals
 from ddltrace.analyzer.importers.kineto.phases import Spans
 from ddltrace.analyzer.importers.names import clean
+from ddltrace.tracer.trace.communication_kernels import library_of, qualified_name
 from ddltrace.tracer.trace.run_info import GroupInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
 

@@ -24,14 +24,7 @@ from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.imported_columns import OTHER, coded, coded_list, events_table
-from ddltrace.analyzer.importers.kineto import communication_kernels
 from ddltrace.analyzer.importers.kineto import decode as rows_of
-from ddltrace.analyzer.importers.kineto.communication_kernels import (
-    SUSPECTS_LABEL,
-    also_known,
-    is_message_kernel,
-    is_suspect_kernel,
-)
 from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
 from ddltrace.analyzer.importers.kineto.decoded_messages import (
@@ -60,7 +53,14 @@ from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace import communication_kernels
 from ddltrace.tracer.trace.arrow_arrays import integers
+from ddltrace.tracer.trace.communication_kernels import (
+    SUSPECTS_LABEL,
+    also_known,
+    is_message_kernel,
+    is_suspect_kernel,
+)
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS, PHASES
 from ddltrace.tracer.trace.trace_files import segment_name

@@ -23,7 +23,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.fault_barrier import quiet
-from ddltrace.tracer.interpose.c10d import functional, python_groups, python_launches
+from ddltrace.tracer.interpose.c10d import (
+    custom_communication,
+    functional,
+    python_groups,
+    python_launches,
+)
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
 from ddltrace.tracer.interpose.c10d.observer import Observer
 
@@ -55,4 +60,5 @@ def install(context: PatchContext) -> Waits:
     context.on_close(observer.stop)
     os.register_at_fork(after_in_child=quiet(observer.abandon, context.fault))
     functional.install(context, observer, offering)
+    custom_communication.install(context, observer)
     return observer.waits

@@ -241,6 +241,45 @@ class Observer:
         if not operator.waited_once:
             self._reapers.follow(work, message, poll=False)
 
+    def mark_before(self, tensor: torch.Tensor) -> int | None:
+        """Marks the current stream before a call that launches its message into it.
+
+        Args:
+            tensor: A tensor of the message.
+
+        Returns:
+            The mark, which `end_custom` consumes; None if the message is not timed by the device.
+        """
+        timer = self._timer
+        if tensor.is_cuda and timer.in_use() and timer.times(tensor):
+            return timer.mark()
+        return None
+
+    def forget_mark(self, mark: int | None) -> None:
+        """Consumes a result of `mark_before`, of a call that sent nothing."""
+        self._timer.forget(mark)
+
+    def end_custom(
+        self, message: Message, tensor: torch.Tensor | None, mark: int | None, *, is_unseen: bool
+    ) -> None:
+        """Ends a message that a library has launched by itself, after its call.
+
+        Args:
+            message: The message.
+            tensor: A tensor of the message, which tells its device.
+            mark: The result of `mark_before`.
+            is_unseen: Whether its stream continues before the message has ended.
+        """
+        if is_unseen:
+            self._timer.forget(mark)
+            self._recorder.release(message)
+        elif mark is not None:
+            self._timer.end([message], mark)
+        elif tensor is not None and not tensor.is_cuda:
+            self._recorder.complete(message, _now(), "host")
+        else:
+            self._recorder.release(message)
+
     def is_work(self, value: Any) -> bool:
         """Whether a value is the handle of a message."""
         return isinstance(value, self._work_class)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ddltrace.analyzer.importers.kineto.communication_kernels import (
+from ddltrace.analyzer.importers.kineto.decoded_messages import kernel_op
+from ddltrace.cli import cli
+from ddltrace.tracer.trace.communication_kernels import (
     ENVIRONMENT,
     is_message_kernel,
     is_suspect_kernel,
 )
-from ddltrace.analyzer.importers.kineto.decoded_messages import kernel_op
-from ddltrace.cli import cli
 
 KERNELS = {
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",
