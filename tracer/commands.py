@@ -416,7 +416,8 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
     epilog="""\b
 Examples:
   ddltrace doctor
-  ddltrace doctor --python /opt/conda/bin/python"""
+  ddltrace doctor --python /opt/conda/bin/python
+  NCCL_PROFILER_PLUGIN=$(ddltrace doctor --nccl-plugin) DDLTRACE_NCCL_DIR=rings torchrun train.py"""
 )
 @click.option(
     "--python",
@@ -424,11 +425,21 @@ Examples:
     default=sys.executable,
     help="The interpreter that runs your job.  [default: this one]",
 )
-def doctor(interpreter: str) -> int:
+@click.option(
+    "--nccl-plugin",
+    is_flag=True,
+    help="Print the path of the plugin that NCCL loads to record its events, and nothing else.",
+)
+def doctor(interpreter: str, nccl_plugin: bool) -> int:
     """Check what can be recorded on this machine.
 
     Exits with 1 if jobs of the given interpreter cannot be traced.
     """
+    if nccl_plugin:
+        from ddltrace.tracer.nccl import library
+
+        click.echo(library.find())
+        return 0
     from ddltrace.tracer.launch.doctor import examine
 
     findings = examine(interpreter)

@@ -28,7 +28,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("sources")
     for folder in ("package-root", *PACKAGES):
         shutil.copytree(ROOT / folder, copy / folder, ignore=LITTER)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, copy / file)
     return copy
 
@@ -167,5 +167,9 @@ def test_wheel_holds_every_file(wheel: Path, sources: Path) -> None:
     assert "ddltrace/py.typed" in wanted
     assert sorted(wanted - names) == []
     extra = {name for name in names - wanted if ".dist-info/" not in name}
-    assert extra == set()
+    plugin = {"ddltrace/tracer/nccl/libnccl-profiler-ddltrace.so"} if shutil.which("cc") else set()
+    assert extra == plugin
+    # For any Python: the plugin does not use its interface.
+    assert "-py3-none-" in wheel.name
+    assert wheel.name.endswith("-none-any.whl") == (not plugin)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"ddltrace"}

@@ -101,6 +101,7 @@ ORDER = {
             "record",
             "resources",
             "native",
+            "nccl",
             "naming",
             "timing",
             "interpose",
@@ -117,7 +118,7 @@ ORDER = {
         ),
     ),
     "analyzer": (
-        *("recent_cache", "formatting", "engine", "events", "importers", "trace"),
+        *("recent_cache", "formatting", "engine", "events", "nccl", "importers", "trace"),
         "joined",
         *("measures", "model", "measure_steps", "step_ranges", "live", "findings", "report"),
         *("assemble", "analysis", "slack"),
