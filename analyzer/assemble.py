@@ -15,6 +15,7 @@ from ddltrace.analyzer.measures.dimensions import dimension_rows
 from ddltrace.analyzer.measures.ideal_job import IdealJob
 from ddltrace.analyzer.measures.launch_gaps import launch_gaps
 from ddltrace.analyzer.measures.measured import Measured
+from ddltrace.analyzer.measures.nccl import nccl_measures
 from ddltrace.analyzer.measures.path_parts import MOST_PARTS
 from ddltrace.analyzer.measures.resources import resource_rows
 from ddltrace.analyzer.measures.slow_steps import slow_steps
@@ -75,6 +76,7 @@ def assemble(
         standstill=measured.standstill,
         findings=(),
         resources=resource_rows(trace),
+        nccl=nccl_measures(trace),
         slow_steps=slow_steps(steps, measured.path_sums),
         idle=measured.idle,
         kernels=measured.kernels,

@@ -29,6 +29,7 @@ from ddltrace.analyzer.measures.ideal_job import IdealJob
 from ddltrace.analyzer.measures.idle import IdleRow
 from ddltrace.analyzer.measures.launch_gaps import LaunchGaps
 from ddltrace.analyzer.measures.mismatches import Mismatch
+from ddltrace.analyzer.measures.nccl import Nccl
 from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
 from ddltrace.analyzer.measures.path_parts import PathPart, PathRank
 from ddltrace.analyzer.measures.pipelines import Pipeline
@@ -100,6 +101,7 @@ class Analysis:
         streams: Each stream's idle time by cause, and its queue.
         copies: Bandwidth of copies by rank and direction.
         resources: Processor, memory and device use of each rank; empty without recorded counters.
+        nccl: What NCCL's profiler plugin recorded; null without its events.
         ideal_job: The slowdown by stragglers; null unless the trace is StragglerAnalysis's.
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
         tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
@@ -141,6 +143,7 @@ class Analysis:
     streams: tuple[StreamRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     resources: tuple[ResourceRow, ...] = ()
+    nccl: Nccl | None = None
     ideal_job: IdealJob | None = None
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

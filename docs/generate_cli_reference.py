@@ -34,6 +34,11 @@ VARIABLES = {
     "upload` give up an upload; 60 by default",
     "DDLTRACE_IMPORT_MEMORY": "memory for one imported file, such as `4GiB`, in all commands",
     "DDLTRACE_COMMUNICATION_KERNELS": "`--communication-kernels`, in all commands",
+    "DDLTRACE_NCCL": "`1`: as `--nccl` of `ddltrace run`",
+    "DDLTRACE_NCCL_DIR": "where NCCL's profiler plugin writes a ring for each process "
+    "([nccl.md](nccl.md)); set by `ddltrace run --nccl`. `DDLTRACE_NCCL_RECORDS` is their size",
+    "DDLTRACE_NCCL_EVENTS": "the kinds of events that the plugin records; set by `ddltrace run "
+    "--nccl-events`",
     "DDLTRACE_DEBUG": "any value: an internal error is shown with its traceback",
     "DDLTRACE_CONFIG": "set by `ddltrace run` for the processes of the job; hand it on, with "
     "`PYTHONPATH`, to ranks that a scheduler starts elsewhere ([clusters.md](clusters.md))",

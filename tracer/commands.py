@@ -34,6 +34,7 @@ from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.tracer.launch.background_upload import BackgroundUpload
+    from ddltrace.tracer.launch.launcher import JobResult
     from ddltrace.tracer.trace.trace_parts import Part
 
 
@@ -46,6 +47,7 @@ Examples:
   ddltrace run -o s3://bucket/run -- torchrun --nproc-per-node 2 train.py
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
   mpirun -n 4 ddltrace run --from-mpi -o trace -- python train.py
+  ddltrace run --nccl -- torchrun --nproc-per-node 8 train.py
   ddltrace run --dashboard -- torchrun --nproc-per-node 2 train.py
   ddltrace run --strategy p3 --steps 100 -- torchrun --nproc-per-node 2 train.py
   sudo ddltrace run --hosts 4 --bandwidth 400mbit -- python train.py
@@ -90,6 +92,21 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     show_default=True,
     envvar=COUNTERS_VARIABLE,
     help="Once a second, record processor, memory, network and device counters.",
+)
+@click.option(
+    "--nccl",
+    is_flag=True,
+    envvar="DDLTRACE_NCCL",
+    help="Also record the events of NCCL itself: algorithms, channels, sends and receives of its "
+    "proxies (table nccl_events).",
+)
+@click.option(
+    "--nccl-events",
+    metavar="KINDS",
+    default="default",
+    show_default=True,
+    help="With --nccl: kinds of events, divided by commas, such as coll,proxy_step; docs/nccl.md "
+    "lists them.",
 )
 @click.option(
     "--strategy",
@@ -145,6 +162,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     op_steps: str,
     measure_cost: int,
     counters: bool,
+    nccl: bool,
+    nccl_events: str,
     strategy: str | None,
     steps: int | None,
     slow: tuple[str, ...],
@@ -165,11 +184,13 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     from ddltrace.tracer.launch.launcher import keep_owner_access, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
     from ddltrace.tracer.launch.mpi_ranks import torch_variables
+    from ddltrace.tracer.nccl.job_rings import check_events, plugin_environment
     from ddltrace.tracer.trace.trace_parts import Part, part_name, part_of_job
 
     if dashboard:
         require_extra("dashboard", "ddltrace run --dashboard")
     window = _step_range(op_steps)
+    of_nccl = plugin_environment(check_events(nccl_events)) if nccl else {}
     check_options(cluster)
     if cluster["hosts"] is not None:
         command = tuple(on_hosts(cluster, command))
@@ -192,6 +213,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             plugin=plugin,
             plugin_options=plugin_options,
         )
+        if of_nccl:
+            os.environ.update({**of_nccl, "DDLTRACE_NCCL_DIR": str(config.directory)})
         _build_native()
         labels = _labels(found)
         recorded = command if keep_command else masked_command(command)
@@ -213,12 +236,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         if missing is not None:
             _report_place(whole, upload, missing)
         return result.exit_status if result.harmed else result.exit_status or 1
-    if measure_cost:
-        say(_measured_cost(directory))
-    for note in result.notes:
-        say(f"note: {note}")
-    ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
-    say(f"trace of {ranks} in {directory}")
+    _report_trace(directory, result, with_cost=measure_cost > 0)
     if found is not None and upload is None:
         say(
             "it is one part of the job's trace; if the others are not in "
@@ -241,6 +259,16 @@ def _checked_plugin(options: dict[str, Any]) -> str:
     plugin = require_extension("strategy", given[0])
     plugin.check(options)
     return plugin.__name__
+
+
+def _report_trace(directory: Path, result: JobResult, *, with_cost: bool) -> None:
+    """Reports what was recorded."""
+    if with_cost:
+        say(_measured_cost(directory))
+    for note in result.notes:
+        say(f"note: {note}")
+    ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
+    say(f"trace of {ranks} in {directory}")
 
 
 def _keep_reason(directory: Path, why: str) -> None:

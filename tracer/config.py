@@ -142,7 +142,7 @@ class CaptureConfig:
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is not a directory")
         # Files that other ranks of the job are writing do not count.
-        trace_files = ("run.json", "rank-", "counters-", "untraced-", ".")
+        trace_files = ("run.json", "rank-", "counters-", "nccl-", "untraced-", ".")
         if path.is_dir() and not all(
             entry.name.startswith(trace_files) for entry in path.iterdir()
         ):

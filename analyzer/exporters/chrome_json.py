@@ -32,6 +32,7 @@ from ddltrace.analyzer.exporters.kineto_fields import (
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, ends_of, tracks_of
 from ddltrace.analyzer.formatting.units import printable
+from ddltrace.analyzer.joined.nccl_lanes import with_nccl
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -66,7 +67,7 @@ def _write_ranks(trace: Trace, ranks: Sequence[int], path: Path, finder: FlowFin
         file.write(b'"traceEvents":[\n')
         separator = b""
         for rank in ranks:
-            table = trace.events(rank)
+            table = with_nccl(trace, rank)
             columns = Columns(table)
             kineto = None
             # Rows of damaged times are not in the columns, which then fit the table no more.

@@ -19,6 +19,7 @@ from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, Track, ends_of, tracks_of
 from ddltrace.analyzer.formatting.units import printable
+from ddltrace.analyzer.joined.nccl_lanes import with_nccl
 from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class _Writer:
         finder = FlowFinder(self._trace)
         written = 0
         for rank in self._trace.ranks:
-            table = self._trace.events(rank)
+            table = with_nccl(self._trace, rank)
             process = self._process(rank)
             ends = ends_of(table)
             flows = finder.of_rank(table, rank)

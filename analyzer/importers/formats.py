@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.formatting.units import counted
-from ddltrace.analyzer.importers import flight_recorder, nccl_inspector
+from ddltrace.analyzer.importers import flight_recorder, nccl_inspector, nccl_rings
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chakra import chakra_reader
 from ddltrace.analyzer.importers.chrome import chrome_reader, horovod
@@ -44,6 +44,7 @@ _FORMATS: Final = tuple(
         kineto_reader,
         horovod,
         nccl_inspector,
+        nccl_rings,
         flight_recorder,
         chakra_reader,
         straggler_reader,

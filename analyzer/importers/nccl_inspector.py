@@ -13,8 +13,7 @@ record contains its duration only.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,13 +26,10 @@ from ddltrace.analyzer.importers.chrome.trace_events import UNDECODABLE
 from ddltrace.analyzer.importers.communication import count, public_op
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.names import clean
+from ddltrace.analyzer.importers.nccl_operations import Operation, Process, bytes_of, trace_of
 from ddltrace.analyzer.importers.rank_files import MAX_RANK
-from ddltrace.analyzer.importers.rows import Row, table_of
-from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
-from ddltrace.tracer.trace.schema import P2P_OPS
-from ddltrace.tracer.trace.trace_files import segment_name
+from ddltrace.tracer.trace.run_info import RunInfo
 
 NAME: Final = "nccl-inspector"
 
@@ -97,35 +93,12 @@ class _Record(msgspec.Struct):
 
 _RECORD: Final = msgspec.json.Decoder(_Record)
 
-Process = tuple[str, int | None, int | None]
-"""Host, process id, and, of a process with several devices, the rank in its communicators."""
-
-
-@dataclass
-class _Operation:
-    """One operation on one rank; `place` and `peer` are ranks in the communicator."""
-
-    process: Process
-    place: int
-    size: int
-    communicator: str
-    label: str
-    op: str
-    seq: int | None
-    peer: int | None
-    bytes: int | None
-    out_bytes: int | None
-    start_ns: int
-    end_ns: int
-    enqueue_ns: int | None
-    guessed: bool
-
 
 @dataclass
 class _Found:
     """What the files hold."""
 
-    operations: list[_Operation] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     damaged: int = 0
     overwritten: dict[tuple[str, Process], int] = field(default_factory=dict)
 
@@ -150,10 +123,6 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             run.notes.append(f"{path.name}: {blocks.damage}")
     if not found.operations:
         raise TraceError(f"{paths[0]} holds no operation that can be read")
-    _split_processes(found.operations)
-    by_process: dict[Process, list[_Operation]] = defaultdict(list)
-    for each in found.operations:
-        by_process[each.process].append(each)
     if found.damaged:
         run.notes.append(
             f"{counted(found.damaged, 'line')} without a record of an operation "
@@ -164,47 +133,14 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             f"{counted(lost, 'operation', 'was')} overwritten in the Inspector's memory before it "
             "wrote them"
         )
-    ranks, world = _ranks_of(by_process, run.notes)
-    if len(ranks) < world:
-        run.notes.append(
-            f"{world - len(ranks)} of {world} ranks {agreeing(world - len(ranks), 'has')} no record"
-        )
-    if run.notes:
-        run.status = "partial"
-    groups = _Groups(by_process, ranks)
-    tables = {}
-    for process in sorted(by_process, key=ranks.__getitem__):
-        mine, rank = by_process[process], ranks[process]
-        rows = [groups.row(each) for each in mine]
-        first = min(row.start_ns for row in rows)
-        host, pid, _ = process
-        guessed = any(each.guessed for each in mine)
-        info = RankInfo(
-            rank=rank,
-            segment=segment_name(rank=rank, attempt=0, pid=pid or 0),
-            world_size=world,
-            pid=pid,
-            host=host,
-            # The time of writing does not determine when other ranks' operations ran.
-            clock_domain=f"host of rank {rank}" if guessed or not host else host,
-            clock={} if guessed else {"monotonic_ns": first, "unix_ns": first, "samples": []},
-            status="complete",
-            level="comm",
-            backend="nccl",
-            device="cuda",
-            groups=groups.infos(mine),
-            events=len(rows),
-        )
-        run.ranks.append(info)
-        tables[info.segment] = table_of(rows)
+    trace = trace_of(found.operations, run)
     if any(each.guessed for each in found.operations):
         run.notes.append(
             "records carry the time at which they were written out, not when the operation ran: "
             "durations are measured, positions in time are not; NCCL_INSPECTOR_DUMP_VERBOSE=1 "
             "records them"
         )
-    by_segment = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+    return trace
 
 
 def _read_file(blocks: Blocks, found: _Found) -> None:
@@ -253,7 +189,7 @@ def _objects(blocks: Blocks) -> Iterator[bytes]:
 
 def _operation(
     record: _Record, header: _Header | None, metadata: _Metadata | None
-) -> _Operation | None:
+) -> Operation | None:
     if header is None or metadata is None:
         return None
     collective, pair = record.coll_perf, record.p2p_perf
@@ -277,8 +213,8 @@ def _operation(
     if span is None:
         return None
     op = public_op(name) or clean(name, 60)
-    given, taken = _bytes_of(op, count(size), ranks)
-    return _Operation(
+    given, taken = bytes_of(op, count(size), ranks)
+    return Operation(
         process=_process_of(metadata),
         place=place,
         size=max(ranks, place + 1),
@@ -316,118 +252,6 @@ def _process_of(metadata: _Metadata) -> Process:
     host, pid = metadata.hostname, count(metadata.pid)
     known = pid if pid is not None and pid < 1 << 31 else None
     return (clean(host, 200) if isinstance(host, str) else "", known, None)
-
-
-_GIVES_TO_ALL: Final = ("reduce_scatter", "scatter", "all_to_all")
-_TAKES_FROM_ALL: Final = ("all_gather", "gather", "all_to_all")
-
-
-def _bytes_of(op: str, size: int | None, ranks: int) -> tuple[int | None, int | None]:
-    """Bytes of one rank's input and output, of a rooted operation those of the root.
-
-    The Inspector's size is NCCL's element count times the element's size. NCCL counts what one
-    rank gives another: in an all_gather and gather the input of one rank, in a reduce_scatter and
-    scatter the output of one rank, in an all_to_all the part for one rank (``nccl.h``;
-    ``inspectorComputeCollBw`` multiplies accordingly).
-    """
-    if size is None:
-        return None, None
-    whole = count(size * max(ranks, 1))
-    return (
-        None if op == "recv" else whole if op in _GIVES_TO_ALL else size,
-        None if op == "send" else whole if op in _TAKES_FROM_ALL else size,
-    )
-
-
-def _split_processes(operations: list[_Operation]) -> None:
-    """Separates the ranks of a process that has several places in one communicator."""
-    places: dict[tuple[Process, str], set[int]] = defaultdict(set)
-    for each in operations:
-        places[each.process, each.communicator].add(each.place)
-    shared = {process for (process, _), known in places.items() if len(known) > 1}
-    for each in operations:
-        if each.process in shared:
-            each.process = (*each.process[:2], each.place)
-
-
-def _ranks_of(
-    by_process: dict[Process, list[_Operation]], notes: list[str]
-) -> tuple[dict[Process, int], int]:
-    """The rank of each process in the job, and how many ranks there are."""
-    places: dict[str, dict[Process, int]] = defaultdict(dict)
-    sizes: dict[str, int] = {}
-    for process, mine in by_process.items():
-        for each in mine:
-            places[each.communicator][process] = each.place
-            sizes[each.communicator] = max(each.size, sizes.get(each.communicator, 0))
-    largest = max(sizes, key=lambda name: (len(places[name]), sizes[name]))
-    ranks = places[largest]
-    if len(ranks) == len(by_process) == len(set(ranks.values())):
-        return ranks, sizes[largest]
-    notes.append(
-        "no communicator has a record of every process: "
-        "ranks are numbered by host and process, not as the job numbers them"
-    )
-    order = sorted(by_process, key=lambda process: tuple(str(part).zfill(12) for part in process))
-    return {process: rank for rank, process in enumerate(order)}, len(order)
-
-
-class _Groups:
-    """The communicators in the job's ranks."""
-
-    def __init__(
-        self, by_process: dict[Process, list[_Operation]], ranks: dict[Process, int]
-    ) -> None:
-        self._ranks = ranks
-        self._members: dict[str, dict[int, int]] = defaultdict(dict)
-        self._sizes: dict[str, int] = {}
-        ops: dict[str, Counter[str]] = defaultdict(Counter)
-        for process, mine in by_process.items():
-            for each in mine:
-                self._members[each.communicator][each.place] = ranks[process]
-                self._sizes[each.communicator] = each.size
-                if each.op not in P2P_OPS:
-                    ops[each.communicator][each.op] += 1
-        # NCCL counts per communicator and function: the same number can come up for two.
-        self._mixed = {name for name, counts in ops.items() if len(counts) > 1}
-
-    def row(self, each: _Operation) -> Row:
-        """The event of an operation."""
-        peer = None
-        if each.op in P2P_OPS and each.peer is not None:
-            peer = self._members[each.communicator].get(each.peer)
-        return Row(
-            start_ns=each.start_ns,
-            end_ns=each.end_ns,
-            kind="message",
-            name=each.op,
-            lane=f"comm/{each.communicator}",
-            op=each.op,
-            group=self._name(each),
-            seq=each.seq,
-            peer=peer,
-            bytes=each.bytes,
-            out_bytes=each.out_bytes,
-            enqueue_ns=each.enqueue_ns,
-            status="ok",
-        )
-
-    def infos(self, mine: Iterable[_Operation]) -> list[GroupInfo]:
-        """The groups of a rank; their members are known if all of them left records."""
-        infos = {}
-        for each in mine:
-            members = self._members[each.communicator]
-            whole = len(members) == self._sizes[each.communicator]
-            # In the communicator's order, which need not be that of the job's ranks.
-            ranks = tuple(members[place] for place in sorted(members)) if whole else ()
-            name = self._name(each)
-            infos[name] = GroupInfo(name, each.label or each.communicator, "nccl", ranks)
-        return list(infos.values())
-
-    def _name(self, each: _Operation) -> str:
-        if each.communicator in self._mixed and each.op not in P2P_OPS:
-            return f"{each.communicator}/{each.op}"
-        return each.communicator
 
 
 def _time(microseconds: Any) -> int | None:

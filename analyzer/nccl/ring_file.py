@@ -17,19 +17,10 @@ import pyarrow as pa
 
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.nccl.event_kinds import KINDS
 from ddltrace.tracer.storage.plain_files import open_given
 
 MAGIC: Final = b"DDLNCCL\n"
-PATTERN: Final = "nccl-*.ring"
-"""Names of rings in a directory."""
-
-KINDS: Final = (
-    *("group", "coll", "p2p", "proxy_op", "proxy_step", "proxy_ctrl", "kernel_ch", "net_plugin"),
-    *("group_api", "coll_api", "p2p_api", "kernel_launch", "ce_coll", "ce_sync", "ce_batch"),
-    "kernel_phase",
-)
-"""Kinds of events, in the order of their bits in NCCL's mask."""
-
 _VERSION: Final = 1
 _PENDING: Final = np.uint64(1 << 63)
 _MAX_RECORDS: Final = 1 << 26
@@ -284,6 +275,7 @@ COLUMNS: Final = pa.schema(
         *(("rank", pa.int32()), ("pid", pa.int64()), ("event", pa.int64()), ("kind", pa.string())),
         *(("parent", pa.int64()), ("parent_pid", pa.int64()), ("group_event", pa.int64())),
         *(("comm", pa.string()), ("comm_name", pa.string()), ("comm_rank", pa.int32())),
+        ("comm_size", pa.int32()),
         *(("start_ns", pa.int64()), ("end_ns", pa.int64()), ("func", pa.string())),
         *(("seq", pa.int64()), ("datatype", pa.string()), ("count", pa.int64())),
         *(("bytes", pa.int64()), ("algo", pa.string()), ("proto", pa.string())),
@@ -329,6 +321,7 @@ def _table(
         "comm": _of_comms(place, {p: each.id or None for p, each in communicators.items()}),
         "comm_name": _of_comms(place, {p: each.name or None for p, each in communicators.items()}),
         "comm_rank": _of_comms(place, {p: each.rank for p, each in communicators.items()}),
+        "comm_size": _of_comms(place, {p: each.size for p, each in communicators.items()}),
         "start_ns": _ints(records["start_ns"]),
         "end_ns": _later(records["stop_ns"], records["start_ns"]),
         "func": _named(records["func"], names),
@@ -378,7 +371,7 @@ def _places(
         records: The records, sorted by number.
         inner: Which events take the communicator of their parents, the outer ones first.
     """
-    places = records["comm"].copy()
+    places: npt.NDArray[np.uint16] = records["comm"].copy()
     numbers = records["stamp"] // 2
     if not len(records):
         return places

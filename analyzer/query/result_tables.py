@@ -24,6 +24,7 @@ from ddltrace.analyzer.joined.executions import (
     no_executions,
 )
 from ddltrace.analyzer.joined.join import State
+from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.measures.device_queues import CopyRow, LaunchRow, StreamRow
 from ddltrace.analyzer.measures.hta_definitions import hta_series
 from ddltrace.analyzer.measures.operation_rows import grouped
@@ -104,6 +105,63 @@ def counters_table(trace: Trace) -> pa.Table:
             )
         )
     return pa.concat_tables(tables)
+
+
+def nccl_events_table(trace: Trace) -> pa.Table:
+    """One row per event of NCCL's profiler plugin (``ddltrace run --nccl``, or a folder of rings).
+
+    Columns:
+        rank: Global rank.
+        pid: Process.
+        event: Number of the event in its process, from 1.
+        kind: ``group``, ``coll``, ``p2p``, ``proxy_op``, ``proxy_step``, ``proxy_ctrl``,
+            ``kernel_ch``, ``net_plugin``, ``group_api``, ``coll_api``, ``p2p_api``,
+            ``kernel_launch``, ``ce_coll``, ``ce_sync``, ``ce_batch`` or ``kernel_phase``.
+        parent: Number of the event that it is a part of; null without one.
+        parent_pid: Process of the parent, if that is another one (PXN).
+        group_event: Number of the group of a message.
+        comm: The communicator, equal on all its ranks.
+        comm_name: Its name.
+        comm_rank: Rank in the communicator.
+        comm_size: Ranks of the communicator.
+        start_ns: Begin.
+        end_ns: End, of a message when NCCL had enqueued it; null if it was not observed.
+        func: Operation, such as ``AllReduce``.
+        seq: Number of a collective in its communicator, of its operation.
+        datatype: Type of the elements in NCCL, such as ``ncclFloat32``.
+        count: Number of elements.
+        bytes: Elements in bytes; of a step what it carried, of a batch and a network request its
+            size, of an operation what it carried (interface version 3 only).
+        algo: NCCL's algorithm, such as ``RING``.
+        proto: NCCL's protocol, such as ``SIMPLE``.
+        channels: Channels of a message.
+        channel: Channel of a proxy operation, kernel channel or phase.
+        warps: Warps of a channel.
+        root: Root of a collective, in the communicator; 0 without one.
+        peer: Other rank of a send, receive or proxy operation, in the communicator.
+        is_send: Whether a proxy operation sends.
+        steps: Steps of a proxy operation.
+        step_number: Number of a step in its operation; of a phase 0 (initial synchronization),
+            1 (compute) or 2 (final synchronization).
+        chunk_bytes: Most bytes of a step of a proxy operation.
+        gpu_start_ns: Begin of a kernel channel or phase by the GPU's timer.
+        gpu_end_ns: End of a kernel channel or phase by the GPU's timer.
+        gpu_wait_ns: When a step began to wait for the GPU.
+        peer_wait_ns: When the step of a send began to wait for its peer, of a receive for a flush.
+        net_wait_ns: When a step began to wait for the network.
+        device: Network device of a request with InfiniBand verbs, or number of a socket.
+        graph_captured: Whether a call was captured by a CUDA graph.
+        is_symmetric: Whether a collective uses symmetric memory.
+        variant: Variant of a kernel, synchronization of a copy engine, or name of a phase.
+        user_tag: The job's own tag of a call.
+        send_buffer: Address of the input.
+        recv_buffer: Address of the output.
+        stream: Address of the CUDA stream.
+        step: Step of the message in the trace; null without one.
+        message: Id of this message.
+        tensors: Names of the parameters that it carries.
+    """
+    return nccl_events(trace)
 
 
 def hta_queue_length_table(trace: Trace) -> pa.Table:
@@ -446,6 +504,7 @@ OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
 
 OF_TRACE: Final[dict[str, Callable[[Trace], pa.Table]]] = {
     "counters": counters_table,
+    "nccl_events": nccl_events_table,
     "hta_queue_length": hta_queue_length_table,
     "hta_copy_bandwidth": hta_copy_bandwidth_table,
 }

@@ -29,6 +29,7 @@ from ddltrace.analyzer.measures.root_causes import RootCause
 from ddltrace.analyzer.measures.stragglers import StragglerRow
 from ddltrace.analyzer.measures.summary import Summary
 from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.report.nccl_text import nccl_lines
 from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
     ON_A_RANK,
@@ -82,6 +83,7 @@ def render_report(analysis: Analysis) -> str:
         _device_steps(analysis),
         _streams(analysis),
         _copies(analysis),
+        nccl_lines(analysis.nccl, WIDTH),
         _findings(analysis),
         _clock(analysis),
     ]

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from support.nccl_host import VERSIONS, Host, build_host, host_environment, rings_of
 
-from ddltrace.analyzer.nccl.ring_file import KINDS, PATTERN, read_ring
+from ddltrace.analyzer.nccl.ring_file import read_ring
+from ddltrace.tracer.nccl.event_kinds import KINDS
+from ddltrace.tracer.trace.trace_files import RING_PATTERN
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -246,7 +248,7 @@ def test_the_mask_is_switched_while_the_job_runs(host: Host, tmp_path: Path) -> 
         return int(job.stdout.readline())
 
     def switch(mask: int) -> None:
-        (path,) = tmp_path.glob(PATTERN)
+        (path,) = tmp_path.glob(RING_PATTERN)
         with path.open("r+b") as file:
             file.seek(_CONTROL_AT)
             file.write(struct.pack("<I", mask))

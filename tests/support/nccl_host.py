@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from ddltrace.analyzer.nccl.ring_file import PATTERN, Ring, read_ring
+from ddltrace.analyzer.nccl.ring_file import Ring, read_ring
 from ddltrace.tracer.nccl.compile_plugin import compile_plugin, compiler
+from ddltrace.tracer.trace.trace_files import RING_PATTERN
 
 _SOURCE: Final = Path(__file__).resolve().parents[1] / "nccl" / "host.c"
 VERSIONS: Final = (3, 4, 5, 6, 7)
@@ -82,4 +83,4 @@ def build_host(sanitizer: str = "") -> Host:
 
 def rings_of(folder: Path) -> list[Ring]:
     """The rings in a folder, by their names."""
-    return [read_ring(path) for path in sorted(folder.glob(PATTERN))]
+    return [read_ring(path) for path in sorted(folder.glob(RING_PATTERN))]

@@ -21,6 +21,7 @@ from ddltrace.tracer.errors import UnwritableError, UsageError
 from ddltrace.tracer.exit_status import shell_status
 from ddltrace.tracer.launch.command_start import explain_no_start
 from ddltrace.tracer.launch.group_signals import GroupSignals, group_signals, shares_group
+from ddltrace.tracer.nccl.job_rings import shorten_rings
 from ddltrace.tracer.output_directory import creation_error, is_taken, make_room
 
 if TYPE_CHECKING:
@@ -184,6 +185,8 @@ def run_job(
     status = run.exit_status
     try:
         run = finalize(config.directory, run, ends)
+        if run.status != "running":
+            shorten_rings(config.directory)
         reasons += read_reports(config.directory)
     except Exception as error:  # noqa: BLE001 - the status is the job's, whatever happened
         if not config.directory.exists():

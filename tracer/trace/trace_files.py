@@ -8,6 +8,7 @@ A trace is a directory::
     rank-00003-0-4711.arrow      after the job has ended: an IPC file that replaces the stream
     counters-00003-0-4711.arrows the process's resource counters while it runs: an IPC stream
     counters-00003-0-4711.arrow  after the job has ended: the same as an IPC file
+    nccl-3-4711.ring             events of NCCL in the process (``ddltrace run --nccl``)
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ STREAM_SUFFIX: Final = ".arrows"
 FILE_SUFFIX: Final = ".arrow"
 SIDECAR_SUFFIX: Final = ".json"
 COUNTERS_PREFIX: Final = "counters-"
+RING_PATTERN: Final = "nccl-*.ring"
+"""Names of the files in which NCCL's profiler plugin records."""
 
-_READ_PREFIXES: Final = ("rank-", COUNTERS_PREFIX, PART_PREFIX)
+_READ_PREFIXES: Final = ("rank-", COUNTERS_PREFIX, PART_PREFIX, "nccl-")
 _SEGMENT_NAME = re.compile(r"rank-\d{5,9}-\d+-\d+\Z")
 
 

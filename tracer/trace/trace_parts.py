@@ -33,6 +33,7 @@ from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_files import (
+    RING_PATTERN,
     RUN_FILE,
     counters_path,
     event_path,
@@ -209,16 +210,19 @@ def merge(directories: Sequence[Path], output: Path) -> RunInfo:
     )
     with joined(directories) as whole:
         run = read_run(whole)
-        for info in run.ranks:
-            for source in (event_path(whole, info.segment), counters_path(whole, info.segment)):
-                # What `left_out` names is not copied.
-                if not source.is_file() or source.is_symlink():
-                    continue
-                try:
-                    copy_plain(source, output / source.name)
-                except OSError as error:
-                    why = error.strerror or error
-                    raise UsageError(f"{source} cannot be copied: {why}") from error
+        files = [
+            path(whole, info.segment) for info in run.ranks for path in (event_path, counters_path)
+        ]
+        files += [ring for each in sources for ring in sorted(each.glob(RING_PATTERN))]
+        for source in files:
+            # What `left_out` names is not copied.
+            if not source.is_file() or source.is_symlink():
+                continue
+            try:
+                copy_plain(source, output / source.name)
+            except OSError as error:
+                why = error.strerror or error
+                raise UsageError(f"{source} cannot be copied: {why}") from error
         labels = {key: value for key, value in run.labels.items() if key != PARTS_LABEL}
         return finalize_ranks(output, replace(run, labels=labels, notes=notes))
 

@@ -1,0 +1,254 @@
+"""NCCL's events of a trace, on rank 0's clock, with the messages and tensors that they belong to.
+
+NCCL knows no names of parameters, and the trace no algorithms. Both recorded the same call in the
+same process: NCCL takes a message over while the job launches it, so the message of an event is the
+last one of its operation and size that was launched before. Communicators and process groups
+correspond one to one, and their sequence numbers rise together; pairs that contradict this are
+left without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.events.event_columns import NULL_NS
+from ddltrace.analyzer.importers.communication import public_op
+from ddltrace.analyzer.importers.nccl_operations import bytes_of
+from ddltrace.analyzer.nccl.messages import Ints, is_kind, numbers, rows_of_parents
+from ddltrace.analyzer.nccl.ring_file import COLUMNS, Ring, read_ring, recognizes
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.plain_files import PLAIN, kind_of
+from ddltrace.tracer.trace.trace_files import RING_PATTERN, parts_of
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.tracer.trace.run_info import RankInfo
+
+NCCL_EVENTS: Final = pa.schema(
+    [
+        *COLUMNS,
+        *(("step", pa.int32()), ("message", pa.int64()), ("tensors", pa.list_(pa.string()))),
+    ]
+)
+"""Columns of `nccl_events`; `docs/nccl.md` describes them."""
+
+_TIMES: Final = ("start_ns", "end_ns", "gpu_wait_ns", "peer_wait_ns", "net_wait_ns")
+_NONE: Final = -1
+
+
+def ring_paths(trace: Trace) -> list[Path]:
+    """The rings of a trace on this machine, those of its parts too."""
+    if not isinstance(trace.path, Path):
+        return []
+    if trace.path.is_file():
+        return [trace.path] if recognizes(_head(trace.path)) else []
+    folders = [trace.path, *parts_of(trace.path)]
+    found = [path for folder in folders for path in sorted(folder.glob(RING_PATTERN))]
+    return [path for path in found if kind_of(path) == PLAIN]
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(16)
+
+
+def nccl_events(trace: Trace) -> pa.Table:
+    """All events of NCCL that a trace has; without rows if there are none.
+
+    A ring that cannot be read, or whose process is not in the trace, is left out with a note.
+    """
+    tables = []
+    for path in ring_paths(trace):
+        try:
+            ring = read_ring(path)
+        except TraceError as error:
+            _note(trace, str(error))
+            continue
+        info = _process_of(trace, ring)
+        if info is None:
+            _note(trace, f"{path.name} is left out: the trace has no process {ring.pid} of it")
+            continue
+        for note in ring.notes:
+            _note(trace, f"{path.name}: {note}")
+        tables.append(_events_of(trace, ring, info))
+    return pa.concat_tables(tables) if tables else NCCL_EVENTS.empty_table()
+
+
+def _note(trace: Trace, text: str) -> None:
+    if text not in trace.notes:
+        trace.notes.append(text)
+
+
+def _process_of(trace: Trace, ring: Ring) -> RankInfo | None:
+    """The rank process that wrote a ring."""
+    for info in trace.run.ranks:
+        same_rank = ring.rank is None or ring.rank == info.rank
+        if info.pid == ring.pid and same_rank and (not ring.host or info.host in {ring.host, ""}):
+            return info
+    return None
+
+
+def _events_of(trace: Trace, ring: Ring, info: RankInfo) -> pa.Table:
+    table = ring.events
+    rank = pa.array(np.full(len(table), info.rank, np.int32))
+    table = table.set_column(0, COLUMNS.field("rank"), rank)
+    clock = trace.clocks[info.segment]
+    for name in _TIMES:
+        at = COLUMNS.get_field_index(name)
+        times = numbers(table, name)
+        missing = times == NULL_NS
+        moved = clock.apply(np.where(missing, 0, times))
+        table = table.set_column(at, COLUMNS.field(name), pa.array(moved, mask=missing))
+    messages = _Messages(trace, info.rank)
+    found = _inherited(table, _matches(table, messages))
+    known = found != _NONE
+    at = pa.array(np.where(known, found, 0), mask=~known)
+    columns = [*table.columns, *(each.take(at) for each in messages.columns)]
+    return pa.table(dict(zip(NCCL_EVENTS.names, columns, strict=True))).cast(NCCL_EVENTS)
+
+
+class _Messages:
+    """The messages of a rank.
+
+    Attributes:
+        op: Operation of each.
+        bytes: Its bytes, of a message that only receives those that it receives; -1 if unknown.
+        launched: When it was launched.
+        group: Its group, as a number.
+        seq: Its number in the group.
+        columns: Step, id and tensors' names, as in `NCCL_EVENTS`.
+    """
+
+    def __init__(self, trace: Trace, rank: int) -> None:
+        table = trace.events(rank)
+        is_message = pc.equal(table["kind"].combine_chunks().cast(pa.string()), "message")
+        table = table.filter(is_message)
+        launched = pc.coalesce(table["enqueue_ns"], table["start_ns"])
+        table = table.take(pc.sort_indices(launched))
+        self.launched = np.asarray(launched.take(pc.sort_indices(launched)).to_numpy())
+        self.op: list[str | None] = table["op"].cast(pa.string()).to_pylist()
+        size = pc.coalesce(table["bytes"], table["out_bytes"])
+        self.bytes = np.asarray(size.fill_null(_NONE).to_numpy())
+        codes = table["group"].combine_chunks().cast(pa.string()).dictionary_encode()
+        self.group = np.asarray(codes.indices.fill_null(_NONE).to_numpy(zero_copy_only=False))
+        self.seq = numbers(table, "seq", _NONE)
+        names = trace.tensor_names(rank)
+        tensors = [
+            None if each is None else [names.get(number, f"tensor {number}") for number in each]
+            for each in table["tensors"].to_pylist()
+        ]
+        self.columns = (
+            table["step"].combine_chunks(),
+            table["id"].combine_chunks(),
+            pa.array(tensors, pa.list_(pa.string())),
+        )
+
+
+def _matches(table: pa.Table, messages: _Messages) -> Ints:
+    """The place of each event's message among those of the rank; -1 without one."""
+    found = np.full(len(table), _NONE)
+    rows = np.flatnonzero(is_kind(table, "coll", "p2p", "ce_coll"))
+    if not len(rows) or not len(messages.launched):
+        return found
+    part = table.take(rows)
+    start = numbers(part, "start_ns")
+    of_key: dict[tuple[str | None, int], list[int]] = {}
+    for place, key in enumerate(zip(messages.op, messages.bytes.tolist(), strict=True)):
+        of_key.setdefault(key, []).append(place)
+    for key, mine in _by_key(part, of_key):
+        launched = np.array(of_key[key])
+        last = np.searchsorted(messages.launched[launched], start[mine], side="right") - 1
+        # Those of one group call come together, after all of them were launched.
+        behind = _from_the_end(last)
+        place = last - behind
+        taken = np.where(place >= 0, launched[np.maximum(place, 0)], _NONE)
+        found[rows[mine]] = taken
+    return _consistent(table, found, messages)
+
+
+def _by_key(
+    part: pa.Table, of_key: dict[tuple[str | None, int], list[int]]
+) -> Iterator[tuple[tuple[str | None, int], Ints]]:
+    """The messages of NCCL by the operation and bytes that the job's messages have."""
+    ops = {name: public_op(name or "") for name in part["func"].unique().to_pylist()}
+    sizes = dict(zip(*_comm_sizes(part), strict=True))
+    places: dict[tuple[str | None, int], list[int]] = {}
+    rows = zip(*(part[name].to_pylist() for name in ("func", "bytes", "comm")), strict=True)
+    for place, (func, size, comm) in enumerate(rows):
+        op = ops[func]
+        given, taken = bytes_of(op or "", size, sizes.get(comm, 1))
+        whole = given if given is not None else taken
+        key = next(
+            (
+                (each, number)
+                # NCCL has no barrier of its own, and a gather is made of sends.
+                for each in (op, "barrier" if op == "all_reduce" else op)
+                for number in (whole if whole is not None else _NONE, _NONE)
+                if (each, number) in of_key
+            ),
+            None,
+        )
+        if key is not None:
+            places.setdefault(key, []).append(place)
+    for key, mine in places.items():
+        yield key, np.array(mine)
+
+
+def _comm_sizes(part: pa.Table) -> tuple[list[str], list[int]]:
+    comms = part["comm"].unique().to_pylist()
+    sizes = [part.filter(pc.equal(part["comm"], each))["comm_size"] for each in comms if each]
+    return [each for each in comms if each], [pc.max(each).as_py() or 1 for each in sizes]
+
+
+def _from_the_end(values: Ints) -> Ints:
+    """Of each run of equal values, how many of it follow."""
+    if not len(values):
+        return values
+    ends = np.flatnonzero(np.append(np.diff(values) != 0, True))
+    return np.asarray(ends[np.searchsorted(ends, np.arange(len(values)))] - np.arange(len(values)))
+
+
+def _consistent(table: pa.Table, found: Ints, messages: _Messages) -> Ints:
+    """Leaves out pairs of a communicator with another group, and those out of order."""
+    rows = np.flatnonzero(found != _NONE)
+    comms = table["comm"].take(pa.array(rows)).combine_chunks().dictionary_encode().indices
+    comm = np.asarray(comms.fill_null(_NONE).to_numpy(zero_copy_only=False))
+    group = messages.group[found[rows]]
+    kept = np.ones(len(rows), np.bool_)
+    for each in np.unique(comm):
+        mine = comm == each
+        values, counts = np.unique(group[mine], return_counts=True)
+        kept &= ~mine | (group == values[np.argmax(counts)])
+    seq = messages.seq[found[rows]]
+    own = numbers(table, "seq", _NONE)[rows]
+    func = np.asarray(
+        table["func"].take(pa.array(rows)).combine_chunks().dictionary_encode().indices
+    )
+    for key in {*zip(comm.tolist(), func.tolist(), strict=True)}:
+        mine = np.flatnonzero((comm == key[0]) & (func == key[1]) & (own != _NONE) & kept)
+        mine = mine[np.argsort(own[mine], kind="stable")]
+        rising = np.maximum.accumulate(seq[mine]) if len(mine) else seq[mine]
+        kept[mine[seq[mine] < rising]] = False
+    _, first = np.unique(found[rows[kept]], return_index=True)
+    once = np.zeros(int(kept.sum()), np.bool_)
+    once[first] = True
+    result = np.full(len(found), _NONE)
+    chosen = rows[kept][once]
+    result[chosen] = found[chosen]
+    return result
+
+
+def _inherited(table: pa.Table, found: Ints) -> Ints:
+    """Gives the events below a message its place."""
+    parents = rows_of_parents(table, np.arange(len(table)))
+    # Message, operation or kernel channel, step or phase, network request.
+    for _ in range(3):
+        lacking = (found == _NONE) & (parents >= 0)
+        found = np.where(lacking, found[np.maximum(parents, 0)], found)
+    return found

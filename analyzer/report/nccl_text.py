@@ -1,0 +1,110 @@
+"""The part of the terminal's report on NCCL's own events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.units import (
+    NOT_KNOWN,
+    bandwidth_text,
+    bytes_text,
+    printable,
+    time_text,
+)
+from ddltrace.analyzer.measures.nccl import (
+    Nccl,
+    NcclChoice,
+    NcclCollective,
+    NcclLink,
+    NcclRank,
+)
+
+_MAX_ROWS: Final = 8
+
+
+def nccl_lines(nccl: Nccl | None, width: int) -> list[str]:
+    """The lines of the section; none without events of NCCL."""
+    if nccl is None:
+        return []
+    lines = [f"NCCL's own events ({nccl.events:,})"]
+    if nccl.collectives:
+        header = [
+            "collective",
+            "count",
+            "bytes",
+            "chosen",
+            "kernel",
+            "waiting",
+            "transfer",
+            "alg bw",
+        ]
+        lines += render(header, [_collective(row) for row in nccl.collectives[:_MAX_ROWS]], width)
+        lines += _more(len(nccl.collectives))
+    if nccl.links:
+        header = ["proxy of rank", "steps", "bytes", "bandwidth", "network", "waits: GPU", "peer"]
+        links = sorted(nccl.links, key=lambda link: -link.bytes)
+        lines += render(header, [_link(link) for link in links[:_MAX_ROWS]], width)
+        lines += _more(len(links))
+        inside, between = bytes_text(nccl.inside_host_bytes), bytes_text(nccl.between_hosts_bytes)
+        unknown = bytes_text(nccl.unknown_bytes)
+        lines.append(
+            f"  sent by proxies: {inside} inside of hosts, {between} between hosts, {unknown} to "
+            "ranks without a record"
+        )
+    lines += [f"  {_slow(row)}" for row in nccl.ranks if row.slow is not None]
+    for choice in nccl.choices[:_MAX_ROWS]:
+        lines += [f"  {line}" for line in _choice(choice)]
+    return lines
+
+
+def _collective(row: NcclCollective) -> list[str]:
+    chosen = f"{row.algo or NOT_KNOWN}/{row.proto or NOT_KNOWN}"
+    channels = "" if row.channels is None else f" x{row.channels}"
+    return [
+        f"{printable(row.func or NOT_KNOWN)} ({row.ranks or NOT_KNOWN})",
+        f"{row.count:,}",
+        bytes_text(row.bytes),
+        printable(chosen + channels),
+        time_text(row.kernel_us),
+        time_text(row.wait_us),
+        time_text(row.transfer_us),
+        bandwidth_text(row.algbw_gbps),
+    ]
+
+
+def _link(link: NcclLink) -> list[str]:
+    other = f"{link.peer}" if link.peer is not None else f"{link.comm_peer} of its group"
+    device = "" if link.device is None else f", device {link.device}"
+    return [
+        f"{link.rank} {'to' if link.is_send else 'from'} {other}{device}",
+        f"{link.steps:,}",
+        bytes_text(link.bytes),
+        bandwidth_text(link.bandwidth_gbps),
+        time_text(link.net_us),
+        time_text(link.gpu_wait_us),
+        time_text(link.peer_wait_us),
+    ]
+
+
+def _slow(row: NcclRank) -> str:
+    if row.slow == "network":
+        return f"rank {row.rank} sends at {bandwidth_text(row.send_gbps)}: its network is slow"
+    waits = time_text(row.receive_gpu_wait_us)
+    return f"rank {row.rank}: what it receives waits {waits} a step for its GPU, which is late"
+
+
+def _choice(row: NcclChoice) -> list[str]:
+    size, func = bytes_text(row.bytes), printable(row.func or NOT_KNOWN)
+    return [
+        f"{func} of {size} in {row.ranks or NOT_KNOWN} ranks: "
+        f"{printable(f'{row.algo}/{row.proto}')} takes {time_text(row.transfer_us)}, "
+        f"{printable(f'{row.better_algo}/{row.better_proto}')} "
+        f"{time_text(row.better_transfer_us)}",
+        f"  (medians of {row.count} and {row.better_count} in this run): "
+        f"try NCCL_ALGO={printable(row.better_algo)} NCCL_PROTO={printable(row.better_proto)}",
+    ]
+
+
+def _more(count: int) -> list[str]:
+    return [f"  {count - _MAX_ROWS} more in --json"] if count > _MAX_ROWS else []

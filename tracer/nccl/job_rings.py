@@ -1,0 +1,90 @@
+"""Starts a job with NCCL's profiler plugin, and shortens its rings when the job has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ddltrace.tracer.errors import MissingCapabilityError, UsageError
+from ddltrace.tracer.nccl import library
+from ddltrace.tracer.nccl.event_kinds import KINDS
+from ddltrace.tracer.next_command import say
+from ddltrace.tracer.trace.trace_files import RING_PATTERN
+
+_PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
+_KINDS: Final = frozenset({*KINDS, "default"})
+
+# Of the header in `ring.h`: magic, version, size of a record, capacity; offset of the first
+# record; number of events.
+_HEAD: Final = struct.Struct("<8sIII8xI")
+_CAPACITY_AT: Final = 16
+_CLAIMED_AT: Final = 160
+_LEAST_RECORDS: Final = 16
+
+
+def check_events(events: str) -> str:
+    """Checks the kinds of events of ``--nccl``, names divided by commas or a mask.
+
+    Raises:
+        UsageError: One of them does not exist.
+    """
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|\d{1,9}", events):
+        return events
+    unknown = sorted(set(events.split(",")) - _KINDS)
+    if unknown:
+        raise UsageError(
+            f"--nccl-events: {unknown[0]!r:.60} is no kind of event: choose from "
+            f"{', '.join(sorted(_KINDS))}"
+        )
+    return events
+
+
+def plugin_environment(events: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables with which NCCL loads the plugin; without it, they are empty.
+
+    Args:
+        events: The kinds, see `check_events`.
+        environment: The variables of the job so far.
+
+    Raises:
+        UsageError: The job has a profiler plugin of its own.
+    """
+    if environment.get(_PLUGIN):
+        raise UsageError(
+            f"--nccl takes the place of the profiler plugin that {_PLUGIN} names: unset it"
+        )
+    try:
+        plugin = library.find()
+    except MissingCapabilityError as error:
+        # The job may have waited long for its machines.
+        say(f"NCCL's events are not recorded: {error}")
+        return {}
+    return {_PLUGIN: str(plugin), "DDLTRACE_NCCL_EVENTS": events}
+
+
+def shorten_rings(directory: Path) -> None:
+    """Cuts off the unused records of the rings of a job that has ended."""
+    for path in directory.glob(RING_PATTERN):
+        with contextlib.suppress(OSError, struct.error):
+            _shorten(path)
+
+
+def _shorten(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "r+b") as file:
+        head = file.read(_CLAIMED_AT + 8)
+        magic, version, record_bytes, capacity, records_at = _HEAD.unpack_from(head)
+        (claimed,) = struct.unpack_from("<Q", head, _CLAIMED_AT)
+        kept = max(claimed, _LEAST_RECORDS)
+        if magic != b"DDLNCCL\n" or version != 1 or kept >= capacity:
+            return
+        # First the number: a reader at this moment sees a file that is longer than necessary.
+        file.seek(_CAPACITY_AT)
+        file.write(struct.pack("<I", kept))
+        file.flush()
+        file.truncate(records_at + kept * record_bytes)
