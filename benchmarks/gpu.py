@@ -2,9 +2,10 @@
 """Measures the tracer's overhead on a machine with one GPU.
 
 Real training of a ResNet-50-sized CNN and a GPT-2-sized transformer on synthetic inputs: two ranks
-that share the GPU over Gloo, and one over NCCL. Step time with recording on and off in turns in one
-job; and at each level against untraced and against torch.profiler, in interleaved rounds. A part
-that fails is reported and the others continue; `results.json` and `report.txt` are updated after
+that share the GPU over Gloo, one over NCCL, and two over NCCL 2.30 and newer, also with NCCL's own
+events (``run --nccl``), which are kept in the folder `nccl`. Step time with recording on and off in
+turns in one job; and at each level against untraced and against torch.profiler, in interleaved
+rounds. A part that fails is reported and the others continue; `results.json` and `report.txt` are updated after
 every part.
 
 tests/gpu checks that the same jobs are recorded correctly.
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import gzip
 import importlib
 import json
 import os
@@ -559,6 +561,39 @@ class Suite:
             }
         }
 
+    def nccl_events(self) -> dict[str, Any]:
+        """NCCL's own events: what was recorded, and what an analysis makes of it, as files."""
+        import pyarrow.compute as pc
+
+        from ddltrace.analyzer.analysis import analyze
+        from ddltrace.analyzer.joined.nccl_events import nccl_events
+        from ddltrace.analyzer.trace.opened_trace import open_trace
+        from ddltrace.tracer.trace.trace_files import RING_PATTERN
+
+        spec = self.bench.spec(("cnn",), "nccl", self.nccl_ranks, steps=10)
+        options = ("--nccl", "--nccl-events", "0xffdf")  # all but the proxies' idling
+        ran = self.bench.run(spec, "layer", *options)
+        assert ran.trace is not None
+        trace = open_trace(ran.trace)
+        events = nccl_events(trace)
+        kinds = Counter(events["kind"].to_pylist())
+        if not self.bench.dry and "coll" not in kinds:
+            raise Failed("NCCL recorded no collective")
+        named = events.filter(pc.is_valid(events["message"]))
+        found = {
+            "kinds": dict(kinds),
+            "with_message": dict(Counter(named["kind"].to_pylist())),
+            "nccl": analyze(trace).to_json()["nccl"],
+        }
+        target = self.bench.output / "nccl"
+        target.mkdir(exist_ok=True)
+        (target / "events.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        for ring in ran.trace.glob(RING_PATTERN):
+            content = gzip.compress(ring.read_bytes())
+            if len(content) <= MAX_SAMPLE_BYTES:
+                (target / f"{ring.name}.gz").write_bytes(content)
+        return {"events": len(events), "kinds": dict(kinds), "with message": len(named)}
+
     def overhead(self, backend: str, ranks: int, modes: tuple[str, ...], share: float) -> None:
         """Rounds of all modes until a share of the time that is left is spent."""
         steps = 30 if backend == "nccl" else 10
@@ -590,6 +625,8 @@ class Suite:
             runs = [self.bench.run(replace(spec, models=(m,))) for m in spec.models]
         elif mode == "op":
             runs = [self.bench.run(spec, "op", "--op-steps", f"{OP_STEPS[0]}:{OP_STEPS[1]}")]
+        elif mode == "nccl":
+            runs = [self.bench.run(spec, "comm", "--nccl")]
         else:
             runs = [self.bench.run(spec, None if mode == "untraced" else mode)]
         found = {}
@@ -758,6 +795,8 @@ def main() -> int:
                 for level in ("comm", "layer"):
                     part = functools.partial(suite.cost, model, level)
                     bench.part(f"cost in one job: {model}, {level}", part)
+            bench.part("NCCL's events", suite.nccl_events)
+            suite.overhead("nccl", suite.nccl_ranks, ("untraced", "comm", "nccl"), 0.3)
             suite.overhead("nccl", 1, MODES, 0.7)
             suite.overhead("gloo", 2, ("untraced", "comm", "layer"), 1.0)
         finally:
