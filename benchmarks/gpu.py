@@ -5,8 +5,8 @@ Real training of a ResNet-50-sized CNN and a GPT-2-sized transformer on syntheti
 that share the GPU over Gloo, one over NCCL, and two over NCCL 2.30 and newer, also with NCCL's own
 events (``run --nccl``), which are kept in the folder `nccl`. Step time with recording on and off in
 turns in one job; and at each level against untraced and against torch.profiler, in interleaved
-rounds. A part that fails is reported and the others continue; `results.json` and `report.txt` are updated after
-every part.
+rounds. A part that fails is reported and the others continue; `results.json` and `report.txt` are
+updated after every part.
 
 tests/gpu checks that the same jobs are recorded correctly.
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.formatting.units import printable
+from ddltrace.analyzer.joined.nccl_lanes import windows_with_nccl
 from ddltrace.analyzer.query.result_tables import OF_TRACE, EventStream, columns_of
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.recent_cache import RecentCache
@@ -344,7 +345,7 @@ class OpenTrace:
         if message is not None:
             return message
         place = index.place(number)
-        for table in self.trace.windows(rank):
+        for table in windows_with_nccl(self.trace, rank):
             if place < table.num_rows:
                 row: dict[str, Any] = table.slice(place, 1).to_pylist()[0]
                 return row

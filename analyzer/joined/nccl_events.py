@@ -58,31 +58,31 @@ def _head(path: Path) -> bytes:
         return file.read(16)
 
 
-def nccl_events(trace: Trace) -> pa.Table:
-    """All events of NCCL that a trace has; without rows if there are none.
+def nccl_events(trace: Trace, rank: int | None = None) -> pa.Table:
+    """The events of NCCL that a trace has; without rows if there are none.
 
-    A ring that cannot be read, or whose process is not in the trace, is left out with a note.
+    A ring that cannot be read, or whose process is not in the trace, is left out.
+
+    Args:
+        trace: The trace. What is left out or missing is noted in it if all ranks are read.
+        rank: Only those of this rank.
     """
     tables = []
     for path in ring_paths(trace):
         try:
             ring = read_ring(path)
         except TraceError as error:
-            _note(trace, str(error))
-            continue
-        info = _process_of(trace, ring)
-        if info is None:
-            _note(trace, f"{path.name} is left out: the trace has no process {ring.pid} of it")
-            continue
-        for note in ring.notes:
-            _note(trace, f"{path.name}: {note}")
-        tables.append(_events_of(trace, ring, info))
+            notes, info = [str(error)], None
+        else:
+            info = _process_of(trace, ring)
+            notes = [f"{path.name}: {note}" for note in ring.notes]
+            if info is None:
+                notes = [f"{path.name} is left out: the trace has no process {ring.pid} of it"]
+        if rank is None:
+            trace.notes += [note for note in notes if note not in trace.notes]
+        if info is not None and rank in {None, info.rank}:
+            tables.append(_events_of(trace, ring, info))
     return pa.concat_tables(tables) if tables else NCCL_EVENTS.empty_table()
-
-
-def _note(trace: Trace, text: str) -> None:
-    if text not in trace.notes:
-        trace.notes.append(text)
 
 
 def _process_of(trace: Trace, ring: Ring) -> RankInfo | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.joined.nccl_events import nccl_events
@@ -26,8 +25,7 @@ _HIDDEN: Final = ("net_plugin",)  # of the same time as their steps
 
 def nccl_rows(trace: Trace, rank: int) -> pa.Table:
     """The events of NCCL in one rank; without rows if there are none."""
-    whole = nccl_events(trace)
-    table = whole.filter(pc.equal(whole["rank"], rank))
+    table = nccl_events(trace, rank)
     if not len(table):
         return EVENTS.empty_table()
     # As readers of exported files want it, nothing begins before the trace's first event.
@@ -77,3 +75,10 @@ def with_nccl(trace: Trace, rank: int) -> pa.Table:
     """The events of a rank, and behind them those of NCCL."""
     table, more = trace.events(rank), nccl_rows(trace, rank)
     return pa.concat_tables([table, more]).unify_dictionaries() if len(more) else table
+
+
+def windows_with_nccl(trace: Trace, rank: int) -> Iterator[pa.Table]:
+    """The windows of a rank's events (`Trace.windows`), and behind them those of NCCL."""
+    yield from trace.windows(rank)
+    if len(more := nccl_rows(trace, rank)):
+        yield more

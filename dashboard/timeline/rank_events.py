@@ -19,6 +19,7 @@ from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, Gathe
 from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import read_messages, read_waits
 from ddltrace.analyzer.events.superseded import drop_superseded
+from ddltrace.analyzer.joined.nccl_lanes import windows_with_nccl
 from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import I64
 from ddltrace.tracer.trace.schema import EVENTS
@@ -70,7 +71,7 @@ def read_rank(trace: Trace, rank: int) -> RankEvents:
     Raises:
         TraceError: The trace has nothing of that rank.
     """
-    return gather(trace.windows(rank), rank)
+    return gather(windows_with_nccl(trace, rank), rank)
 
 
 def gather(tables: Iterable[pa.Table], rank: int) -> RankEvents:

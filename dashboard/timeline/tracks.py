@@ -22,6 +22,7 @@ import pyarrow as pa
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, numbers_of
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, subtract
 from ddltrace.analyzer.formatting.units import bytes_text
+from ddltrace.analyzer.joined.nccl_lanes import PREFIX as NCCL_LANES
 from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.packing import MAX_ROWS, cut_overlaps, pack
@@ -282,8 +283,12 @@ class _RankTracks:
         self._name = self._labels()
         self._role = self._roles()
         self._add_track("steps", "steps", self._of_kind("step"))
-        for lane, which in self._by_lane(*_THREAD_KINDS):
-            self._add_track("compute", lane, which)
+        of_threads = list(self._by_lane(*_THREAD_KINDS))
+        of_nccl = [each for each in of_threads if each[0].startswith(NCCL_LANES)]
+        of_nccl.sort(key=lambda each: each[0])
+        for lane, which in of_threads:
+            if not lane.startswith(NCCL_LANES):
+                self._add_track("compute", lane, which)
         self._add_track("gradients", "gradients", self._of_kind("gradient"))
         self._add_track("waits", "waits", self._of_kind("wait"))
         for lane, which in self._by_lane("message"):
@@ -293,7 +298,7 @@ class _RankTracks:
         # Where compute is not known, neither is the communication that it does not hide.
         exposed = EMPTY if activity.compute is None else subtract(activity.comm, activity.compute)
         self._add_exposed(self._since_origin(exposed))
-        for lane, which in self._by_lane(*_DEVICE_KINDS):
+        for lane, which in (*self._by_lane(*_DEVICE_KINDS), *of_nccl):
             self._add_track("device", lane, which)
         timeline.busy[self._rank] = (
             RowIndex(*self._since_origin(activity.compute or EMPTY)),
