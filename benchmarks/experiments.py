@@ -33,7 +33,7 @@ from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import read, write
 from ddltrace.experiments.harness.row import Row
 from ddltrace.experiments.harness.run_record import Run
-from ddltrace.experiments.strategy.catalogue import TECHNIQUES
+from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.spec import parse
 
@@ -137,7 +137,7 @@ def _catalogue() -> list[str]:
     """Every technique by itself, after DDP with several buckets as the baseline to beat."""
     singles = [
         _NEEDS_BASE.get(entry.name, entry.name)
-        for entry in TECHNIQUES
+        for entry in techniques()
         if entry.build is not None and entry.axis in ("frequency", "volume", "order", "optimizer")
     ]
     buckets = ["ddp", "ddp:bucket_mb=0.25", "ddp:bucket_mb=1", "ddp:bucket_mb=4"]

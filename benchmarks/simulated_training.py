@@ -23,7 +23,6 @@ from ddltrace.experiments.engine.update_control import UpdateControl
 from ddltrace.experiments.frequency.policies.step_policy import StepContext
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
-from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.strategy.strategy import Strategy
 
@@ -105,7 +104,7 @@ class _RankTraining:
             self._parameters,
             self._stand_in,
             self._policy,
-            create_optimizer_rule(strategy.optimizer_rule),
+            strategy.optimizer_rule,
             takes_momentum=getattr(strategy.codec, "takes_momentum", False),
         )
 

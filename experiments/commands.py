@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddltrace.experiments.pacing.builtin import PROFILES
-from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
-from ddltrace.experiments.transports.entries import read
+from ddltrace.experiments.transports import NAMES as TRANSPORTS
+from ddltrace.experiments.transports import read
 from ddltrace.experiments.transports.protocols import NAMES as PROTOCOLS
 from ddltrace.experiments.transports.protocols import read_protocol
 from ddltrace.experiments.workloads import WORKLOADS
@@ -635,7 +635,7 @@ def _check_splits(specs: Sequence[str], workload: str) -> None:
 
     for spec in specs:
         way = parse(spec).parallelism
-        if way is not None and workload not in (way.workloads or (workload,)):
+        if way is not None and way.workloads is not None and workload not in way.workloads:
             raise UsageError(
                 f"strategy {spec!r:.80} cannot split the workload {workload}; "
                 f"use --workload {way.workloads[0]}"

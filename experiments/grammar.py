@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from ddltrace.experiments.technique import Technique
 from ddltrace.tracer.errors import UsageError
+
+_T = TypeVar("_T")
 
 MODIFIER: Final = "modifier"
 """The key under which `Grammar.read` returns a modifier."""
@@ -49,35 +51,41 @@ class Named:
     """
 
     technique: Technique
-    value: Any
+    value: object
     text: str
+
+    def of(self, kind: type[_T]) -> _T:
+        """The description, which is of this kind on the technique's axis."""
+        assert isinstance(self.value, kind)
+        return self.value
 
 
 class Grammar:
-    """Reads specs of some techniques.
-
-    Attributes:
-        techniques: The techniques that a spec can name.
-        presets: Specs by the name that stands for them.
-    """
+    """Reads specs of some techniques."""
 
     def __init__(
-        self, kind: str, techniques: Sequence[Technique], presets: Mapping[str, str]
+        self,
+        kind: str,
+        techniques: Callable[[], Sequence[Technique]],
+        presets: Mapping[str, str] | None = None,
     ) -> None:
         """Stores the vocabulary.
 
         Args:
             kind: Name of the described object in messages, such as ``strategy``.
-            techniques: Those with a ``build`` can be named.
+            techniques: Returns those that exist now; those with a ``build`` can be named.
             presets: Specs by the name that stands for them.
         """
         self._kind = kind
-        self.techniques = {entry.name: entry for entry in techniques if entry.build is not None}
-        self.presets = presets
+        self._techniques = techniques
+        self._presets = presets or {}
 
     def names(self) -> list[str]:
         """All names that a spec can use: techniques, then presets."""
-        return [*self.techniques, *self.presets]
+        return [*self._by_name(), *self._presets]
+
+    def _by_name(self) -> dict[str, Technique]:
+        return {entry.name: entry for entry in self._techniques() if entry.build is not None}
 
     def read(self, spec: str) -> dict[str, Named]:
         """Reads a spec.
@@ -117,20 +125,20 @@ class Grammar:
         parts: list[str] = []
         for text in spec.split("+"):
             part = text.strip()
-            parts += self.presets.get(part, part).split("+")
+            parts += self._presets.get(part, part).split("+")
         return parts
 
     def _read_part(self, spec: str, part: str) -> Named:
         name, _, arguments = part.partition(":")
         if not name:
             raise self.error(spec, f"a name is missing; there are: {', '.join(self.names())}")
-        if name in self.presets:
+        if name in self._presets:
             raise self.error(
                 spec,
                 f"{name} is a preset and has no parameters; write what it stands for: "
-                f"{self.presets[name]}",
+                f"{self._presets[name]}",
             )
-        entry = self.techniques.get(name)
+        entry = self._by_name().get(name)
         if entry is None or entry.build is None:
             raise self.error(
                 spec,
@@ -174,8 +182,8 @@ class Grammar:
             return
         others = [
             entry.name
-            for entry in self.techniques.values()
-            if entry.axis == modifier.axis and not entry.modifier
+            for entry in self._techniques()
+            if entry.build is not None and entry.axis == modifier.axis and not entry.modifier
         ]
         raise self.error(
             spec,

@@ -11,8 +11,8 @@ from dash import dcc, html
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.dashboard.runs.run_request import LIMITS, read_strategies, shown_words
 from ddltrace.dashboard.widgets import card
-from ddltrace.experiments.strategy.catalogue import AXES
 from ddltrace.experiments.strategy.listing import as_json
+from ddltrace.experiments.technique import AXES
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.errors import DdltraceError
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from ddltrace.experiments.architectures.base import AnyArchitecture
 from ddltrace.experiments.architectures.hierarchical import LEVELS, Hierarchical
 from ddltrace.experiments.architectures.transfers import Round
+from ddltrace.experiments.technique import technique
 
 _GAP: Final = 1.5
 """Minimum ratio of costs between links of different levels of the network."""
@@ -23,14 +25,15 @@ _LEVELS: Final = 2
 _SIZES: Final = tuple(1 << exponent for exponent in range(10, 27, 2))
 
 
+@technique(
+    "architecture",
+    "auto",
+    "measures the links, groups ranks into hosts, and takes the cheapest plan for each size",
+    "alpha-beta model: Hockney, Parallel Computing 1994",
+)
 @dataclass(frozen=True)
-class Auto:
+class Auto(AnyArchitecture):
     """Measures the links, groups ranks into hosts and racks, and takes the cheapest plan."""
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Sums only."""
-        return ("all_reduce",)
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from ddltrace.experiments.architectures.transfers import Reduction, Round
 
 
-class Architecture(ABC):
-    """Defines which ranks exchange messages to sum a vector over all ranks.
-
-    A plan has two halves: `reduce`, after which each element's sum is on one rank, and `spread`,
-    which brings the sums to all ranks. The hierarchical architecture composes the halves."""
+class AnyArchitecture:
+    """One value on the architecture axis: an `Architecture`, or a composition of several."""
 
     @property
     def forms(self) -> tuple[str, ...]:
         """Forms of exchange of encoded tensors that it supports; by default sums only."""
         return ("all_reduce",)
+
+
+class Architecture(AnyArchitecture, ABC):
+    """Defines which ranks exchange messages to sum a vector over all ranks.
+
+    A plan has two halves: `reduce`, after which each element's sum is on one rank, and `spread`,
+    which brings the sums to all ranks. The hierarchical architecture composes the halves."""
 
     @abstractmethod
     def reduce(self, ranks: Sequence[int], elements: int) -> Reduction:

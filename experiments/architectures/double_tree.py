@@ -15,8 +15,15 @@ from ddltrace.experiments.architectures.transfers import (
     side_by_side,
     without_empty,
 )
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "architecture",
+    "double_tree",
+    "two binary trees, each for one half: 4 (p - 1) messages of n / 2",
+    "Sanders et al., Parallel Computing 2009",
+)
 @dataclass(frozen=True)
 class DoubleTree(Architecture):
     """Two binary trees, one for each half; an inner rank of one is a leaf of the other.

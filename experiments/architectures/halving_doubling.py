@@ -15,8 +15,15 @@ from ddltrace.experiments.architectures.transfers import (
     even_bounds,
     without_empty,
 )
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "architecture",
+    "halving_doubling",
+    "recursive halving and doubling between pairs, on any number of ranks",
+    "Thakur et al., IJHPCA 2005",
+)
 @dataclass(frozen=True)
 class HalvingDoubling(Architecture):
     """Pairs of ranks exchange halves of their current slice in each round, then double it back.

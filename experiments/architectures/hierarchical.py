@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ddltrace.experiments.architectures.base import Architecture
+from ddltrace.experiments.architectures.base import AnyArchitecture, Architecture
 from ddltrace.experiments.architectures.double_tree import DoubleTree
 from ddltrace.experiments.architectures.halving_doubling import HalvingDoubling
 from ddltrace.experiments.architectures.mesh import Mesh
@@ -15,6 +15,7 @@ from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.architectures.transfers import Round, moved, side_by_side
 from ddltrace.experiments.architectures.tree import Tree
+from ddltrace.experiments.technique import technique
 
 Level = Literal["ring", "halving_doubling", "tree", "double_tree", "mesh", "ps"]
 
@@ -28,8 +29,14 @@ LEVELS: Final[dict[str, Architecture]] = {
 }
 
 
+@technique(
+    "architecture",
+    "hierarchical",
+    "reduces inside each host, all-reduces between hosts, spreads inside each host",
+    "Horovod's hierarchical all-reduce, arXiv 1802.05799",
+)
 @dataclass(frozen=True)
-class Hierarchical:
+class Hierarchical(AnyArchitecture):
     """Reduce inside each host, all-reduce between hosts, spread inside each host.
 
     Each slice is summed between hosts by those ranks, one on each host, that have the slice's
@@ -50,11 +57,6 @@ class Hierarchical:
     def __post_init__(self) -> None:
         if self.ranks_per_host is not None and self.ranks_per_host < 1:
             raise ValueError("ranks_per_host must be at least 1")
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Sums only."""
-        return ("all_reduce",)
 
     def plan(
         self,

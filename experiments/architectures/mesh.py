@@ -14,8 +14,15 @@ from ddltrace.experiments.architectures.transfers import (
     even_bounds,
     without_empty,
 )
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "architecture",
+    "mesh",
+    "all to all, in two rounds of p (p - 1) messages of n / p",
+    "direct reduce-scatter and all-gather",
+)
 @dataclass(frozen=True)
 class Mesh(Architecture):
     """All to all: each rank sums one chunk that all others send it, and sends the sum to all.

@@ -15,12 +15,19 @@ from ddltrace.experiments.architectures.transfers import (
     Transfer,
     without_empty,
 )
+from ddltrace.experiments.technique import technique
 
 MAX_SERVERS = 64
 SERVER_DIED = "of the parameter server has died"
 """Part of the line that reports a dead server."""
 
 
+@technique(
+    "architecture",
+    "ps",
+    "parameter server: workers push keys to servers and pull their sums",
+    "Parameter Server, OSDI 2014",
+)
 @dataclass(frozen=True)
 class ParameterServer(Architecture):
     """Keys on servers; each worker pushes every key, and pulls its sum.

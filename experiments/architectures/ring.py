@@ -14,8 +14,15 @@ from ddltrace.experiments.architectures.transfers import (
     even_bounds,
     without_empty,
 )
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "architecture",
+    "ring",
+    "reduce-scatter and all-gather around a ring: 2 (p - 1) rounds of p messages of n / p",
+    "Patarasuk and Yuan, JPDC 2009",
+)
 @dataclass(frozen=True)
 class Ring(Architecture):
     """Reduce-scatter, then all-gather, both to the next rank.

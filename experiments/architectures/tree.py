@@ -13,8 +13,15 @@ from ddltrace.experiments.architectures.transfers import (
     Transfer,
     without_empty,
 )
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "architecture",
+    "tree",
+    "up and down a binomial tree: 2 (p - 1) messages of n",
+    "Thakur et al., IJHPCA 2005",
+)
 @dataclass(frozen=True)
 class Tree(Architecture):
     """Sums go up a binomial tree to the first rank and come down again.

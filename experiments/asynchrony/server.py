@@ -30,6 +30,7 @@ from ddltrace.experiments.messages.trace_marks import mark
 from ddltrace.experiments.parent_process import end_with_parent, outlive_parent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.marks import mark_name
+from ddltrace.experiments.synchronization.rule import ServerRule
 from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.tracer.errors import MissingCapabilityError
@@ -69,6 +70,7 @@ def main() -> None:
     )
     outlive_parent()  # all workers are connected, so lifelines replace the parent
     be_a_rank(rank=names[rank], ranks=max(names) + 1)
+    assert isinstance(strategy.synchronization, ServerRule)
     description = compose(strategy.codec, strategy.feedback)
     server = UpdateServer(
         strategy.synchronization,

@@ -7,12 +7,48 @@ exchange that suits it. ``kernels`` contains the torch code that encodes and dec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from ddltrace.experiments.codecs.block_int8 import BlockInt8
+from ddltrace.experiments.codecs.composition import compose
+from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.dgc import Dgc
+from ddltrace.experiments.codecs.double_squeeze import DoubleSqueeze
+from ddltrace.experiments.codecs.feedback import Feedback, Modifier
+from ddltrace.experiments.codecs.half_precision import Bf16, Fp16
+from ddltrace.experiments.codecs.one_bit import OneBit
+from ddltrace.experiments.codecs.power_sgd import PowerSgd
+from ddltrace.experiments.codecs.qsgd import Qsgd
+from ddltrace.experiments.codecs.random_k import RandomK
+from ddltrace.experiments.codecs.sign_sgd import SignSgd
+from ddltrace.experiments.codecs.ternary import Ternary
+from ddltrace.experiments.codecs.top_k import TopK
+from ddltrace.experiments.grammar import MODIFIER, Grammar
+from ddltrace.experiments.technique import on_axis
 
 if TYPE_CHECKING:
     from ddltrace.experiments.codecs.kernels.codec import Codec
 
 __all__ = ["create"]
+
+CODECS: Final[tuple[type[CodecDescription | Modifier], ...]] = (
+    Fp16,
+    Bf16,
+    BlockInt8,
+    OneBit,
+    SignSgd,
+    Qsgd,
+    Ternary,
+    TopK,
+    Dgc,
+    RandomK,
+    PowerSgd,
+    DoubleSqueeze,
+    Feedback,
+)
+"""The built-in codecs and their modifiers, in the order in which they are listed."""
+
+_GRAMMAR: Final = Grammar("codec", lambda: on_axis("volume", CODECS))
 
 
 def create(spec: str, *, seed: int | None = None) -> Codec:
@@ -29,7 +65,28 @@ def create(spec: str, *, seed: int | None = None) -> Codec:
     Raises:
         UsageError: The spec is not valid, or names no codec or another axis.
     """
-    from ddltrace.experiments.codecs.composition import read
     from ddltrace.experiments.codecs.kernels.make_codec import make_codec
 
     return make_codec(read(spec), seed=seed)
+
+
+def read(spec: str) -> CodecDescription:
+    """The codec that a spec such as ``topk:density=0.01+feedback`` describes.
+
+    Args:
+        spec: Name and parameters of a codec, alone or with a modifier.
+
+    Raises:
+        UsageError: The spec is not valid, or names another technique than codecs.
+    """
+    found = _GRAMMAR.read(spec)
+    base, modifier = found.get("volume"), found.get(MODIFIER)
+    try:
+        codec = compose(
+            None if base is None else base.of(CodecDescription),
+            None if modifier is None else modifier.of(Modifier),
+        )
+    except ValueError as error:
+        raise _GRAMMAR.error(spec, str(error)) from error
+    assert codec is not None  # a spec names a codec, or a modifier that makes one
+    return codec

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "int8",
+    "8 bits an element and a scale a block, two quantizations",
+    "ZeRO++, arXiv 2306.10209",
+)
 @dataclass(frozen=True)
 class BlockInt8(CodecDescription):
     """Blocks of elements, each a float32 scale and a signed byte an element.

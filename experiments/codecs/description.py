@@ -8,7 +8,7 @@ objects.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 ExchangeForm = Literal["all_reduce", "all_gather", "all_to_all"]
 """How encoded tensors are averaged over p ranks. ``all_reduce``: payloads are summed as they
@@ -18,7 +18,24 @@ all-gather distributes it; 2 (p - 1) / p payloads sent by each rank, two encodin
 
 
 class CodecDescription(ABC):
-    """A pure description of one way to shorten a tensor for the wire."""
+    """A pure description of one way to shorten a tensor for the wire.
+
+    Attributes:
+        whole_tensors: Whether it encodes whole tensors only, not slices of them.
+        takes_momentum: Whether it accumulates the momentum of the job's optimizer.
+        gives_votes: Whether its payloads are votes, which have no scale.
+        optimizers: Optimizers of ``torch.optim`` with which it works; None for all.
+    """
+
+    whole_tensors: ClassVar[bool] = False
+    takes_momentum: ClassVar[bool] = False
+    gives_votes: ClassVar[bool] = False
+    optimizers: ClassVar[tuple[str, ...] | None] = None
+
+    @property
+    def opening_steps(self) -> int:
+        """Exchanges at the start in which it does something else than from then on."""
+        return 0
 
     @abstractmethod
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:

@@ -12,10 +12,18 @@ from ddltrace.experiments.codecs.description import (
     check_density,
     kept_elements,
 )
+from ddltrace.experiments.technique import technique
 
 _WARMUP_STAGES = 4
 
 
+@technique(
+    "volume",
+    "dgc",
+    "top-k of local momentum with masking, clipping and warm-up",
+    "Deep Gradient Compression, arXiv 1712.01887",
+    needs=("SGD; the codec takes over its momentum",),
+)
 @dataclass(frozen=True)
 class Dgc(CodecDescription):
     """Top-k of locally accumulated momentum: u <- m u + g, v <- v + u, the top k of v is sent.

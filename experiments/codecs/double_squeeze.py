@@ -9,8 +9,16 @@ from ddltrace.experiments.codecs.feedback import Modifier, WithFeedback
 from ddltrace.experiments.codecs.one_bit import OneBit
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
 from ddltrace.experiments.codecs.random_k import RandomK
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "doublesqueeze",
+    "two passes of a codec (onebit where none is named), each with its residual",
+    "DoubleSqueeze, arXiv 1905.05957",
+    modifier="optional",
+)
 @dataclass(frozen=True)
 class DoubleSqueeze(Modifier):
     """Two passes with a codec, ranks to servers and back, each with its own residual.

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
+from ddltrace.experiments.technique import technique
 
 
 class Modifier(ABC):
@@ -26,6 +27,13 @@ class Modifier(ABC):
         """
 
 
+@technique(
+    "volume",
+    "feedback",
+    "adds what a codec did not send to the next gradient",
+    "1-Bit SGD, Interspeech 2014; arXiv 1901.09847",
+    modifier="required",
+)
 @dataclass(frozen=True)
 class Feedback(Modifier):
     """Encodes gradient plus residual; the encoding error becomes the new residual.

@@ -9,8 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "fp16",
+    "16-bit floats, summed in 16 bits",
+    "PyTorch's fp16_compress_hook",
+)
 @dataclass(frozen=True)
 class Fp16(CodecDescription):
     """IEEE half precision: 11 significant bits, values above 65,504 become infinite."""
@@ -24,6 +31,12 @@ class Fp16(CodecDescription):
         return "all_reduce"
 
 
+@technique(
+    "volume",
+    "bf16",
+    "bfloat16, summed in bfloat16",
+    "PyTorch's bf16_compress_hook",
+)
 @dataclass(frozen=True)
 class Bf16(CodecDescription):
     """bfloat16: 8 significant bits, the range of float32."""

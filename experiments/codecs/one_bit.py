@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "onebit",
+    "signs, decoded to the mean of each sign; use with feedback",
+    "1-Bit SGD, Interspeech 2014",
+)
 @dataclass(frozen=True)
 class OneBit(CodecDescription):
     """The sign of each element; each sign is decoded to the mean of its elements.

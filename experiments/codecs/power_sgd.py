@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "powersgd",
+    "low-rank factors of each matrix; use with feedback",
+    "PowerSGD, arXiv 1905.13727",
+    needs=("whole tensors: no schedule that cuts them",),
+)
 @dataclass(frozen=True)
 class PowerSgd(CodecDescription):
     """A gradient matrix as the product of two thin ones, by one warm-started power iteration.

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
+from ddltrace.experiments.technique import technique
 
 _MAX_LEVELS = (1 << 15) - 1
 
 
+@technique(
+    "volume",
+    "qsgd",
+    "random rounding to s levels of a bucket's norm",
+    "QSGD, arXiv 1610.02132",
+)
 @dataclass(frozen=True)
 class Qsgd(CodecDescription):
     """Elements rounded at random to `s` levels of their bucket's norm, without bias.

@@ -10,8 +10,15 @@ from ddltrace.experiments.codecs.description import (
     check_density,
     kept_elements,
 )
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "randomk",
+    "the same random elements on all ranks",
+    "Sparsified SGD with Memory, arXiv 1809.07599",
+)
 @dataclass(frozen=True)
 class RandomK(CodecDescription):
     """The same random elements on all ranks, so that no index travels.

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "signsgd",
+    "signs, decided by majority vote",
+    "signSGD, arXiv 1810.05291; with feedback EF-signSGD, arXiv 1901.09847",
+    needs=("a learning rate for updates of size 1, unless with feedback",),
+)
 @dataclass(frozen=True)
 class SignSgd(CodecDescription):
     """The sign of each element; the exchange gives the sign of the sum of the ranks' signs.

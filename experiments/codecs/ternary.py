@@ -6,8 +6,15 @@ import math
 from dataclasses import dataclass, replace
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "volume",
+    "ternary",
+    "random rounding to -1, 0 or 1 times one scale of all ranks",
+    "TernGrad, arXiv 1705.07878",
+)
 @dataclass(frozen=True)
 class Ternary(CodecDescription):
     """Each element -1, 0 or 1 times one scale, at random, without bias for the clipped tensor.

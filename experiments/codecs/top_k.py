@@ -12,12 +12,19 @@ from ddltrace.experiments.codecs.description import (
     kept_elements,
     packed_bytes,
 )
+from ddltrace.experiments.technique import technique
 
 _LARGEST_CHUNK = 1 << 16
 _VALUE_BITS = range(2, 9)
 _BOUNDS_BYTES = 8
 
 
+@technique(
+    "volume",
+    "topk",
+    "the elements of largest magnitude; use with feedback",
+    "Gradient Dropping, EMNLP 2017",
+)
 @dataclass(frozen=True)
 class TopK(CodecDescription):
     """The elements of largest magnitude as pairs of index and value.

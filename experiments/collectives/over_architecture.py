@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.architectures.auto import Auto
-from ddltrace.experiments.architectures.base import Architecture
+from ddltrace.experiments.architectures.base import AnyArchitecture, Architecture
 from ddltrace.experiments.architectures.hierarchical import Hierarchical, hosts_of
 from ddltrace.experiments.architectures.mesh import Mesh
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
@@ -52,9 +52,7 @@ class ArchitectureCollectives(Collectives):
         links: Measured links, by which ``auto`` chooses; None for other architectures.
     """
 
-    def __init__(
-        self, architecture: Architecture | Hierarchical | Auto, group: dist.ProcessGroup
-    ) -> None:
+    def __init__(self, architecture: AnyArchitecture, group: dist.ProcessGroup) -> None:
         """Determines the host of each rank if the architecture requires it; then collective.
 
         Args:
@@ -194,6 +192,7 @@ class ArchitectureCollectives(Collectives):
                 *architecture.push(self._ranks, owners),
                 *architecture.pull(self._ranks, owners),
             )
+        assert isinstance(architecture, Architecture)
         return architecture.plan(self._ranks, elements)
 
     def _owners(self, elements: int, slices: MessageSlices) -> Sequence[Ownership]:
@@ -222,7 +221,7 @@ class _All:
 
 
 def gather_plan(
-    architecture: Architecture | Hierarchical | Auto, ranks: Sequence[int], length: int
+    architecture: AnyArchitecture, ranks: Sequence[int], length: int
 ) -> tuple[Round, ...]:
     """The rounds of an all-gather: rank i's block is i * length to (i + 1) * length.
 

@@ -29,9 +29,9 @@ from ddltrace.experiments.plan_execution import (
     launches_of,
     rounds_of,
 )
+from ddltrace.experiments.transports import by_name
 from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of
-from ddltrace.experiments.transports.entries import by_name
 from ddltrace.tracer.errors import MissingCapabilityError
 
 

@@ -27,10 +27,10 @@ from torch.distributed import distributed_c10d as c10d
 from ddltrace.experiments.architectures.transfers import Ownership
 from ddltrace.experiments.collectives.job_store import open_store, store_address
 from ddltrace.experiments.collectives.lifelines import connect, say_server_died
+from ddltrace.experiments.transports import NAMES as TRANSPORTS
+from ddltrace.experiments.transports import by_name
 from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of, registered
-from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
-from ddltrace.experiments.transports.entries import by_name
 
 END: Final = "end"
 """The announcement that ends a server."""

@@ -11,11 +11,13 @@ from ddltrace.experiments.engine.server_updates import ServerUpdates
 from ddltrace.experiments.frequency.accumulate import Accumulate
 from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.local_sgd import LocalSgd
 from ddltrace.experiments.frequency.policies.accumulation import AccumulationPolicy
 from ddltrace.experiments.frequency.policies.averaging import AveragingPolicy
 from ddltrace.experiments.frequency.policies.decoupled_momentum import DecoupledMomentumPolicy
 from ddltrace.experiments.frequency.policies.outer_steps import OuterStepPolicy
 from ddltrace.experiments.frequency.policies.step_policy import EveryStep, StepContext, StepPolicy
+from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.adpsgd import AdPsgd
@@ -58,6 +60,7 @@ def _policy_of_frequency(strategy: Strategy, context: StepContext) -> StepPolicy
         if momentum is None:
             momentum = 0.9 if strategy.feedback is None else 0.0
         return OuterStepPolicy(context, frequency, momentum)
+    assert isinstance(frequency, LocalSgd | PostLocalSgd)
     return AveragingPolicy(context, frequency, differences=strategy.encodes)
 
 

@@ -29,7 +29,6 @@ from ddltrace.experiments.frequency.policies.step_policy import StepContext
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
 from ddltrace.experiments.observation.restrictions import report_restriction
-from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.job_checks import refused_ranks, require_packages
@@ -77,7 +76,7 @@ class TakenOver:
         group = ddp.process_group
         trainable = {id(p) for p in ddp._module_parameters if p.requires_grad}
         parameters = [(n, p) for n, p in ddp.module.named_parameters() if id(p) in trainable]
-        if _place(strategy) in ("servers", "peers"):
+        if strategy.place in ("servers", "peers"):
             _stop_broadcasts(ddp, strategy)
         try:
             messages = _group_for_messages(strategy, ddp)
@@ -108,8 +107,8 @@ class TakenOver:
             [parameter for _, parameter in parameters],
             self.exchange,
             policy,
-            create_optimizer_rule(strategy.optimizer_rule),
-            takes_momentum=getattr(strategy.codec, "takes_momentum", False),
+            strategy.optimizer_rule,
+            takes_momentum=strategy.codec is not None and strategy.codec.takes_momentum,
         )
         _watch_outputs()
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
@@ -139,9 +138,7 @@ def _exchange_of_gradients(
     if isinstance(strategy.frequency, PostLocalSgd) and strategy.architecture is not None:
         # The codec encodes what is exchanged later: parameters.
         return create_message_exchange(replace(strategy, codec=None, feedback=None), messages)
-    if _place(strategy) in ("servers", "peers") or (
-        getattr(strategy.frequency, "exchanges", "gradients") != "gradients"
-    ):
+    if strategy.place in ("servers", "peers") or strategy.exchanges != "gradients":
         return AllReduce(messages)
     if isinstance(strategy.schedule, Poseidon):
         return FactorExchange(messages, strategy.schedule, ddp.module, parameters)
@@ -165,9 +162,10 @@ def _check(ddp: Any, strategy: Strategy) -> None:
     except MissingCapabilityError as error:
         refuse(strategy.spec, str(error))
     changed = (strategy.optimizer_rule, strategy.architecture, strategy.synchronization)
-    exchanged = getattr(strategy.frequency, "exchanges", "gradients")
     if any(p.is_complex() for p in ddp._module_parameters) and (
-        strategy.encodes or any(each is not None for each in changed) or exchanged == "momentum"
+        strategy.encodes
+        or any(each is not None for each in changed)
+        or strategy.exchanges == "momentum"
     ):
         refuse(
             strategy.spec,
@@ -195,11 +193,6 @@ def _check_transport(ddp: DistributedDataParallel, strategy: Strategy) -> None:
             f"the transport {strategy.transport.name} sends tensors of the device "
             f"{strategy.transport.device}, and the model is on {', '.join(sorted(devices))}",
         )
-
-
-def _place(strategy: Strategy) -> str:
-    """Where the strategy's synchronization is carried out."""
-    return "all" if strategy.synchronization is None else str(strategy.synchronization.place)
 
 
 def _averaging(strategy: Strategy, messages: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -248,7 +241,7 @@ def _group_for_messages(strategy: Strategy, ddp: DistributedDataParallel) -> dis
         strategy.schedule.agreement == "plan"
         and not strategy.encodes
         and strategy.architecture is None
-        and _place(strategy) == "all"
+        and strategy.place == "all"
         and not (ddp.find_unused_parameters or ddp.static_graph)
         and group not in _with_messages
     ):

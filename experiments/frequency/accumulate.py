@@ -7,11 +7,20 @@ arXiv 1708.03888.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "frequency",
+    "accumulate",
+    "one exchange and one update for several backward passes: a large batch",
+    "Large Batch Training, arXiv 1708.03888",
+)
 @dataclass(frozen=True)
-class Accumulate:
+class Accumulate(Frequency):
     """The gradients of `steps` optimizer steps of the job become one exchange and one update.
 
     The update uses their mean, as a batch of `steps` times the size would give it.
@@ -20,7 +29,7 @@ class Accumulate:
         steps: The job's steps for one update.
     """
 
-    exchanges: ClassVar[Literal["gradients"]] = "gradients"
+    exchanges: ClassVar[Exchanged] = "gradients"
     steps: int = 4
 
     def __post_init__(self) -> None:

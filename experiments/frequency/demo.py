@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.technique import technique
 
 _LARGEST_CHUNK = 128  # an index within a chunk travels in 16 bits
 _VALUE_AND_INDEX = 4 + 2
 
 
+@technique(
+    "frequency",
+    "demo",
+    "exchanges the largest DCT coefficients of local momentum, updates by their sign",
+    "DeMo, arXiv 2411.19870",
+    needs=("a learning rate for updates of size 1", "no codec beside it"),
+)
 @dataclass(frozen=True)
-class Demo:
+class Demo(Frequency):
     """Each rank keeps its momentum; only its largest DCT coefficients are exchanged.
 
     m <- beta m + g; q are the k largest coefficients of each chunk of m; m <- m - IDCT(q); the
@@ -27,7 +37,7 @@ class Demo:
         beta: Decay of the momentum.
     """
 
-    exchanges: ClassVar[Literal["momentum"]] = "momentum"
+    exchanges: ClassVar[Exchanged] = "momentum"
     chunk: int = 64
     k: int = 32
     beta: float = 0.999

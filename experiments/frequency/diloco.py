@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "frequency",
+    "diloco",
+    "ranks train alone; an outer Nesterov step on the averaged distance",
+    "DiLoCo, arXiv 2311.08105; with topk+feedback SparseLoCo, arXiv 2508.15706",
+    needs=("memory for a copy of the parameters",),
+)
 @dataclass(frozen=True)
-class DiLoCo:
+class DiLoCo(Frequency):
     """Every rank trains alone; after `period` updates an outer optimizer takes one step.
 
     Its gradient is the weights of the last outer step minus the local weights, averaged over
@@ -24,7 +34,7 @@ class DiLoCo:
         outer_momentum: Its Nesterov momentum. By default 0.9, and 0 beside `feedback`.
     """
 
-    exchanges: ClassVar[Literal["parameters"]] = "parameters"
+    exchanges: ClassVar[Exchanged] = "parameters"
     period: int = 500
     outer_lr: float = 0.7
     outer_momentum: float | None = None

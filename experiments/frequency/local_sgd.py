@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "frequency",
+    "localsgd",
+    "ranks train alone and average parameters; a codec encodes the differences",
+    "Local SGD, arXiv 1805.09767",
+)
 @dataclass(frozen=True)
-class LocalSgd:
+class LocalSgd(Frequency):
     """Every rank trains alone; after every `period` updates the parameters are averaged.
 
     With a codec the ranks exchange, in encoded form, how far each has come since the last
@@ -17,7 +26,7 @@ class LocalSgd:
         period: Updates from one average to the next, H.
     """
 
-    exchanges: ClassVar[Literal["parameters"]] = "parameters"
+    exchanges: ClassVar[Exchanged] = "parameters"
     period: int = 8
 
     def __post_init__(self) -> None:

@@ -7,11 +7,20 @@ averaging after `start`, and ``PeriodicModelAverager`` with ``warmup_steps=start
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "frequency",
+    "postlocalsgd",
+    "synchronous at first, then local SGD",
+    "Post-local SGD, arXiv 1808.07217",
+)
 @dataclass(frozen=True)
-class PostLocalSgd:
+class PostLocalSgd(Frequency):
     """Synchronous SGD for `start` updates, then local SGD.
 
     Attributes:
@@ -19,7 +28,7 @@ class PostLocalSgd:
         period: Updates from one average of the parameters to the next.
     """
 
-    exchanges: ClassVar[Literal["parameters"]] = "parameters"
+    exchanges: ClassVar[Exchanged] = "parameters"
     start: int = 100
     period: int = 8
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ddltrace.experiments.frequency.diloco import check_outer
+from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "frequency",
+    "streaming_diloco",
+    "DiLoCo by fragments, each exchanged while training continues",
+    "Streaming DiLoCo, arXiv 2501.18512",
+    needs=("memory for a copy of the parameters",),
+)
 @dataclass(frozen=True)
-class StreamingDiLoCo:
+class StreamingDiLoCo(Frequency):
     """DiLoCo by fragments of the model, each at a step of its own, overlapped with training.
 
     Attributes:
@@ -23,7 +32,7 @@ class StreamingDiLoCo:
         outer_momentum: Its Nesterov momentum. By default 0.9, and 0 beside `feedback`.
     """
 
-    exchanges: ClassVar[Literal["parameters"]] = "parameters"
+    exchanges: ClassVar[Exchanged] = "parameters"
     period: int = 100
     fragments: int = 4
     delay: int = 1

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.experiments.grammar import Grammar
+from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.synchronization.adpsgd import AdPsgd
-from ddltrace.experiments.synchronization.entries import TECHNIQUES
 from ddltrace.experiments.synchronization.gossip import Gossip
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.synchronization.invariants import (
@@ -24,8 +24,10 @@ from ddltrace.experiments.synchronization.marks import PREFIX, Mark, read_mark
 from ddltrace.experiments.synchronization.rule import ServerRule, Synchronization
 from ddltrace.tracer.errors import UsageError
 
-_GRAMMAR: Final = Grammar("rule of synchronization", TECHNIQUES, {})
-_NAMES: Final = {technique.name for technique in TECHNIQUES}
+_GRAMMAR: Final = Grammar(
+    "rule of synchronization",
+    lambda: [entry for entry in techniques() if entry.axis == "synchronization"],
+)
 _SHOWN: Final = 3
 """Violations that are named."""
 
@@ -143,7 +145,7 @@ def notes_of(found: Mapping[str, Any]) -> list[str]:
 def _parse_rule(spec: str) -> Synchronization | None:
     """The rule that a spec names by itself; None if it names none."""
     try:
-        value: Synchronization = _GRAMMAR.read(spec)["synchronization"].value
+        value = _GRAMMAR.read(spec)["synchronization"].of(Synchronization)
     except UsageError:
         return None
     return value
@@ -262,7 +264,9 @@ def _steps(marks: Iterable[Mark]) -> int:
 
 def _part_of(spec: str) -> str:
     """The part of a spec that names the rule."""
-    return next((part for part in spec.split("+") if part.partition(":")[0] in _NAMES), spec)
+    return next(
+        (part for part in spec.split("+") if part.partition(":")[0] in _GRAMMAR.names()), spec
+    )
 
 
 def _unchecked(trace: Trace) -> str | None:

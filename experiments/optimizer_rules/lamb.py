@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.experiments.optimizer_rules.lars import check_warmup
+from ddltrace.experiments.lazy_torch import torch
+from ddltrace.experiments.optimizer_rules.optimizer_rule import (
+    OptimizerRule,
+    check_warmup,
+    dense_gradient,
+    kept_buffer,
+    update_number,
+    warmup_share,
+    wide,
+)
+from ddltrace.experiments.technique import STATE_PREFIX, technique
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_MEAN: Final = STATE_PREFIX + "mean"
+_SQUARE: Final = STATE_PREFIX + "square"
 
 
+@technique(
+    "optimizer",
+    "lamb",
+    "Adam with layer-wise rates and warm-up, for large batches",
+    "LAMB, arXiv 1904.00962",
+)
 @dataclass(frozen=True)
-class Lamb:
+class Lamb(OptimizerRule):
     """Adam whose update is, layer by layer, as long as the weights.
 
     r = m_hat / (sqrt(v_hat) + eps) + wd w; w <- w - lr trust r with the trust ratio |w| / |r|, 1
     where a norm is zero. Learning rate, weight decay, betas and eps are those of the job's
     optimizer, where it has them.
+
+    Both moments are kept in float32 for 16-bit parameters.
 
     Attributes:
         trust_min: Least trust ratio.
@@ -29,3 +56,30 @@ class Lamb:
         if not 0 <= self.trust_min <= self.trust_max:
             raise ValueError("trust_min must be at least 0 and at most trust_max")
         check_warmup(self.warmup)
+
+    def update(
+        self, optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[torch.nn.Parameter]
+    ) -> None:
+        """Updates each parameter as a layer of its own."""
+        with torch.no_grad():
+            first, second = map(float, group.get("betas", (0.9, 0.999)))
+            eps, decay = float(group.get("eps", 1e-8)), float(group.get("weight_decay", 0.0))
+            for parameter in parameters:
+                state = optimizer.state[parameter]
+                count = update_number(state)
+                rate = float(group["lr"]) * warmup_share(count, self.warmup)
+                weight, gradient = wide(parameter), wide(dense_gradient(parameter))
+                mean = kept_buffer(state, _MEAN, weight).lerp_(gradient, 1 - first)
+                square = kept_buffer(state, _SQUARE, weight)
+                square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+                scale = math.sqrt(1 - second**count)
+                update = (mean / (1 - first**count)).div_(square.sqrt().div_(scale).add_(eps))
+                update.add_(weight, alpha=decay)
+                weight_norm, update_norm = (
+                    torch.linalg.vector_norm(weight),
+                    torch.linalg.vector_norm(update),
+                )
+                zero = (weight_norm == 0) | (update_norm == 0)
+                trust = torch.where(zero, torch.ones_like(weight_norm), weight_norm / update_norm)
+                trust = trust.clamp(self.trust_min, self.trust_max)
+                parameter.sub_(update.mul_(rate * trust).to(parameter.dtype))

@@ -1,13 +1,18 @@
-"""The interface of rules that compute an update in place of the job's optimizer."""
+"""The base class of rules that update parameters in place of the job's optimizer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
-from torch.optim import Optimizer
+from ddltrace.experiments.lazy_torch import torch
+from ddltrace.experiments.technique import STATE_PREFIX
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_STEP: Final = STATE_PREFIX + "step"
 
 
 class OptimizerRule(ABC):
@@ -26,3 +31,48 @@ class OptimizerRule(ABC):
             group: Its settings: learning rate, weight decay and the like.
             parameters: Those to update; ``grad`` of each is the average over the ranks.
         """
+
+
+def check_warmup(warmup: int) -> None:
+    """Raises ValueError unless the warm-up is a number of updates."""
+    if warmup < 0:
+        raise ValueError("warmup must be a number of steps")
+
+
+def warmup_share(step: int, warmup: int) -> float:
+    """The share of the learning rate that holds in an update.
+
+    Goyal et al., arXiv 1706.02677, section 2.2.
+
+    Args:
+        step: Number of the update, from 1.
+        warmup: Updates until all of it holds.
+    """
+    return min(1.0, step / warmup) if warmup else 1.0
+
+
+def update_number(state: dict[str, Any]) -> int:
+    """Number of this update of a parameter, from 1."""
+    state[_STEP] = int(state.get(_STEP, 0)) + 1
+    return int(state[_STEP])
+
+
+def kept_buffer(state: dict[str, Any], name: str, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of a parameter's state; zeros at first."""
+    buffer: torch.Tensor | None = state.get(name)
+    if buffer is None:
+        buffer = state[name] = torch.zeros_like(like)
+    return buffer
+
+
+def dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The gradient of a parameter, dense."""
+    gradient = parameter.grad
+    assert gradient is not None
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as float32, or float64 if it is; not to be changed."""
+    tensor = tensor.detach()
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

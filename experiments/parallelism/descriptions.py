@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ddltrace.experiments.technique import technique
 from ddltrace.experiments.workloads.sizes import EXPERTS, HEADS, LAYERS
 
 MAX_MICROBATCHES = 1024
@@ -39,6 +40,13 @@ class Parallelism:
         """
 
 
+@technique(
+    "parallelism",
+    "tensor",
+    "each rank has a part of each layer",
+    "Megatron-LM, arXiv 1909.08053",
+    needs=("--workload gpt",),
+)
 @dataclass(frozen=True)
 class TensorParallel(Parallelism):
     """Each rank has a part of the heads and of the hidden features of each layer.
@@ -85,16 +93,37 @@ class Pipeline(Parallelism):
             )
 
 
+@technique(
+    "parallelism",
+    "gpipe",
+    "each rank has consecutive layers; all forward, then all backward passes",
+    "GPipe, NeurIPS 2019",
+    needs=("--workload gpt",),
+)
 @dataclass(frozen=True)
 class GPipe(Pipeline):
     """All forward passes, then all backward passes."""
 
 
+@technique(
+    "parallelism",
+    "1f1b",
+    "each rank has consecutive layers; backward passes begin as soon as they can",
+    "PipeDream-Flush, ICML 2021",
+    needs=("--workload gpt",),
+)
 @dataclass(frozen=True)
 class OneForwardOneBackward(Pipeline):
     """A backward pass as soon as one can begin: a stage keeps fewer activations."""
 
 
+@technique(
+    "parallelism",
+    "expert",
+    "each rank has some experts; tokens travel by all-to-all",
+    "GShard, ICLR 2021",
+    needs=("--workload moe",),
+)
 @dataclass(frozen=True)
 class ExpertParallel(Parallelism):
     """Each rank has some experts; tokens travel to their expert and back by all-to-all."""
@@ -107,6 +136,13 @@ class ExpertParallel(Parallelism):
             raise ValueError(f"{EXPERTS} experts cannot be divided evenly over {ranks} ranks")
 
 
+@technique(
+    "parallelism",
+    "zero",
+    "each rank has a part of the optimizer's state",
+    "ZeRO stage 1, SC 2020",
+    needs=("a built-in workload",),
+)
 @dataclass(frozen=True)
 class Zero(Parallelism):
     """Each rank keeps a part of the optimizer's state, and broadcasts what it has updated."""
@@ -114,6 +150,13 @@ class Zero(Parallelism):
     workloads: ClassVar[tuple[str, ...] | None] = _DENSE
 
 
+@technique(
+    "parallelism",
+    "fsdp",
+    "each rank has a part of every parameter, gathered layer by layer",
+    "ZeRO stage 3, SC 2020; PyTorch FSDP, VLDB 2023",
+    needs=("a built-in workload",),
+)
 @dataclass(frozen=True)
 class Fsdp(Parallelism):
     """Each rank keeps a part of every parameter, gathered for each layer's computation."""

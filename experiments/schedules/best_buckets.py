@@ -10,10 +10,18 @@ from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.search import GridSearch, Search
+from ddltrace.experiments.technique import technique
 
 _CANDIDATES_MB: Final = (0.25, 1.0, 4.0, 10.0, 25.0, 100.0)
 
 
+@technique(
+    "order",
+    "best_buckets",
+    "DDP's buckets of the size that is fastest for this job here, found by measurement",
+    "requested by PyTorch's users: pytorch#118421, pytorch#39022",
+    needs=("some 40 steps to measure the candidates",),
+)
 @dataclass(frozen=True)
 class BestBuckets(Schedule):
     """DDP's buckets, of each of several sizes for some steps, then of the fastest size.

@@ -17,10 +17,18 @@ from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule,
 from ddltrace.experiments.schedules.by_priority import MEBIBYTE, ByPriority
 from ddltrace.experiments.schedules.p3 import plan_of_slices
 from ddltrace.experiments.schedules.search import BayesianSearch, Search
+from ddltrace.experiments.technique import technique
 
 _GRID_MB: Final = tuple(2.0**power for power in range(-4, 7))
 
 
+@technique(
+    "order",
+    "bytescheduler",
+    "partitions by priority, with a limit on the bytes in flight",
+    "ByteScheduler, SOSP 2019",
+    needs=("an optimizer that updates each parameter by itself (not LBFGS)",),
+)
 @dataclass(frozen=True)
 class ByteScheduler(Schedule):
     """Partitions of `partition_mb`, by priority, with at most `credit_mb` in flight.

@@ -12,12 +12,19 @@ from dataclasses import dataclass
 
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice, whole
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
+from ddltrace.experiments.technique import technique
 
 _DEFAULT_CAP_MB = 25.0
 _DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
 _LARGEST_MB = float(1 << 40)
 
 
+@technique(
+    "order",
+    "ddp",
+    "PyTorch's DistributedDataParallel with its buckets",
+    "PyTorch Distributed, VLDB 2020",
+)
 @dataclass(frozen=True)
 class DdpBuckets(Schedule):
     """Buckets of up to `bucket_mb`, each sent in turn when its last gradient is ready.

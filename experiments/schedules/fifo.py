@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.schedules.base import AfterBackward, Dispatcher, Schedule
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "fifo",
+    "one message a tensor, all after backward",
+    "the unoptimized reference",
+)
 @dataclass(frozen=True)
 class Fifo(Schedule):
     """One message a tensor, in order of creation, output layer first, after backward."""

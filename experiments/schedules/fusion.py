@@ -19,8 +19,15 @@ from ddltrace.experiments.messages.message_plan import (
 )
 from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, Untimed
 from ddltrace.experiments.schedules.by_priority import MEBIBYTE
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "fusion",
+    "once a cycle, all ready tensors in one message up to a threshold",
+    "Horovod, arXiv 1802.05799",
+)
 @dataclass(frozen=True)
 class Fusion(Schedule):
     """Once a cycle, all gradients that are ready leave together, up to the threshold.

@@ -13,8 +13,16 @@ from dataclasses import dataclass, replace
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice, whole
 from ddltrace.experiments.schedules.base import AfterBackward, Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.by_priority import MEBIBYTE
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "mgwfbp",
+    "merges gradients if waiting for the next costs less than the start of a message",
+    "MG-WFBP, arXiv 1811.11141",
+    needs=("some 6 steps to measure when gradients are ready",),
+)
 @dataclass(frozen=True)
 class MgWfbp(Schedule):
     """Merges consecutive gradients if waiting costs less than the start of a further message.

@@ -18,8 +18,16 @@ from ddltrace.experiments.schedules.base import (
     WaitingPoint,
 )
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "odsgd",
+    "updates one step late: a whole step of computation hides the exchange",
+    "OD-SGD, arXiv 2005.06728",
+    needs=("torch.optim.SGD, without a GradScaler",),
+)
 @dataclass(frozen=True)
 class OdSgd(Schedule):
     """DDP's buckets, sent after backward and awaited at the next step's update.

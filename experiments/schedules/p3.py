@@ -18,8 +18,16 @@ from ddltrace.experiments.schedules.base import (
     order_of_use,
 )
 from ddltrace.experiments.schedules.by_priority import ByPriority
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "p3",
+    "slices by priority, one in flight; each layer's next forward waits for its own",
+    "P3, MLSys 2019",
+    needs=("an optimizer that updates each parameter by itself (not LBFGS)",),
+)
 @dataclass(frozen=True)
 class P3(Schedule):
     """Tensors cut into slices; the layers that the next forward needs first go first.

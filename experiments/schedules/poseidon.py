@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.wait_free import WaitFree
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "poseidon",
+    "as wfbp; dense layers exchange the factors of their gradients where these are smaller",
+    "Poseidon, ATC 2017",
+    needs=("nn.Linear layers in float32 or float64 for the factors; else it is wfbp",),
+)
 @dataclass(frozen=True)
 class Poseidon(Schedule):
     """One message a tensor, as soon as its gradient is ready; dense layers may send factors.

@@ -13,8 +13,16 @@ from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, WaitingPoint
 from ddltrace.experiments.schedules.by_priority import ByPriority
 from ddltrace.experiments.schedules.p3 import plan_of_slices
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "tictac",
+    "whole tensors in the order in which the next forward uses them",
+    "TicTac, MLSys 2019",
+    needs=("an optimizer that updates each parameter by itself (not LBFGS)",),
+)
 @dataclass(frozen=True)
 class TicTac(Schedule):
     """Whole tensors, each with the priority of its first use, the same order on all ranks.

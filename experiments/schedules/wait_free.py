@@ -12,8 +12,15 @@ from typing import Literal
 
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "order",
+    "wfbp",
+    "one message a tensor, as soon as its gradient is ready",
+    "Poseidon, ATC 2017",
+)
 @dataclass(frozen=True)
 class WaitFree(Schedule):
     """One message a tensor, in order of creation, each as soon as its gradient is ready.

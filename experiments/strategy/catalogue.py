@@ -1,51 +1,65 @@
 """The catalogue of all techniques, along the axes on which they combine.
 
-The axes are those of Dong & Ouyang, "Optimization Techniques of Network Communication in
-Distributed Deep Learning Systems", ZTE Technology Journal, 2020, with the optimizer's own rule
-added. CONTRIBUTING.md names the places of a new technique.
+Each technique is one file that registers it; this module lists the built-in ones in the order in
+which they are shown. Those of plug-ins follow them on their axis.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from ddltrace.experiments.architectures import entries as architectures
-from ddltrace.experiments.codecs import entries as codecs
-from ddltrace.experiments.frequency import entries as frequency
-from ddltrace.experiments.optimizer_rules import entries as optimizer_rules
-from ddltrace.experiments.parallelism import entries as parallelism
-from ddltrace.experiments.schedules import entries as schedules
-from ddltrace.experiments.synchronization import entries as synchronization
-from ddltrace.experiments.technique import Technique
-from ddltrace.experiments.transports import entries as transports
-
-AXES: Final = (
-    "frequency",
-    "volume",
-    "order",
-    "optimizer",
-    "parallelism",
-    "architecture",
-    "synchronization",
-    "transport",
-    "network",
+from ddltrace.experiments import codecs, transports
+from ddltrace.experiments.architectures.auto import Auto
+from ddltrace.experiments.architectures.double_tree import DoubleTree
+from ddltrace.experiments.architectures.halving_doubling import HalvingDoubling
+from ddltrace.experiments.architectures.hierarchical import Hierarchical
+from ddltrace.experiments.architectures.mesh import Mesh
+from ddltrace.experiments.architectures.parameter_server import ParameterServer
+from ddltrace.experiments.architectures.ring import Ring
+from ddltrace.experiments.architectures.tree import Tree
+from ddltrace.experiments.frequency.accumulate import Accumulate
+from ddltrace.experiments.frequency.demo import Demo
+from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
+from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
+from ddltrace.experiments.optimizer_rules.lamb import Lamb
+from ddltrace.experiments.optimizer_rules.lars import Lars
+from ddltrace.experiments.parallelism.descriptions import (
+    ExpertParallel,
+    Fsdp,
+    GPipe,
+    OneForwardOneBackward,
+    TensorParallel,
+    Zero,
 )
-"""The axes: frequency, volume, order, optimizer, parallelism, architecture, synchronization,
-transport, network."""
+from ddltrace.experiments.schedules.best_buckets import BestBuckets
+from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.schedules.fifo import Fifo
+from ddltrace.experiments.schedules.fusion import Fusion
+from ddltrace.experiments.schedules.mgwfbp import MgWfbp
+from ddltrace.experiments.schedules.odsgd import OdSgd
+from ddltrace.experiments.schedules.p3 import P3
+from ddltrace.experiments.schedules.poseidon import Poseidon
+from ddltrace.experiments.schedules.tictac import TicTac
+from ddltrace.experiments.schedules.wait_free import WaitFree
+from ddltrace.experiments.synchronization.adaptive_ssp import AdaptiveSsp
+from ddltrace.experiments.synchronization.adpsgd import AdPsgd
+from ddltrace.experiments.synchronization.asp import Asp
+from ddltrace.experiments.synchronization.backup import Backup
+from ddltrace.experiments.synchronization.bsp import Bsp
+from ddltrace.experiments.synchronization.gossip import Gossip
+from ddltrace.experiments.synchronization.grouped import Grouped
+from ddltrace.experiments.synchronization.ssp import Ssp
+from ddltrace.experiments.technique import Technique, on_axis
 
-TECHNIQUES: Final = (
+_DEFAULTS: Final = (
     Technique("frequency", "every-step", "exchange after every backward pass"),
-    *frequency.TECHNIQUES,
     Technique("volume", "none", "gradients are sent unchanged"),
-    *codecs.TECHNIQUES,
-    *schedules.TECHNIQUES,
     Technique("optimizer", "as-is", "the job's own optimizer"),
-    *optimizer_rules.TECHNIQUES,
-    *parallelism.TECHNIQUES,
+    Technique("parallelism", "data", "each rank has the whole model and its own examples"),
     Technique("architecture", "library", "the transport's own all_reduce"),
-    *architectures.TECHNIQUES,
-    *synchronization.TECHNIQUES,
-    *transports.TECHNIQUES,
     Technique("network", "as-is", "the network of this machine"),
     Technique(
         "network",
@@ -53,3 +67,48 @@ TECHNIQUES: Final = (
         "a namespace per rank behind a shaped link: --hosts N --bandwidth RATE",
     ),
 )
+
+_BUILT_IN: Final[dict[str, tuple[type[object], ...]]] = {
+    "frequency": (Accumulate, LocalSgd, PostLocalSgd, DiLoCo, StreamingDiLoCo, Demo),
+    "volume": codecs.CODECS,
+    "order": (
+        Fifo,
+        WaitFree,
+        DdpBuckets,
+        MgWfbp,
+        Poseidon,
+        Fusion,
+        P3,
+        ByteScheduler,
+        TicTac,
+        OdSgd,
+        BestBuckets,
+    ),
+    "optimizer": (Lars, Lamb),
+    "parallelism": (TensorParallel, GPipe, OneForwardOneBackward, ExpertParallel, Zero, Fsdp),
+    "architecture": (
+        Ring,
+        HalvingDoubling,
+        Tree,
+        DoubleTree,
+        Mesh,
+        Hierarchical,
+        ParameterServer,
+        Auto,
+    ),
+    "synchronization": (Bsp, Ssp, Asp, AdaptiveSsp, Backup, Grouped, Gossip, AdPsgd),
+    "transport": transports.TRANSPORTS,
+    "network": (),
+}
+
+
+def techniques() -> tuple[Technique, ...]:
+    """All techniques, axis by axis: the default of each axis, the others, those of plug-ins."""
+    return tuple(
+        entry
+        for axis, built_in in _BUILT_IN.items()
+        for entry in (
+            *(default for default in _DEFAULTS if default.axis == axis),
+            *on_axis(axis, built_in),
+        )
+    )

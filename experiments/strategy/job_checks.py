@@ -36,7 +36,12 @@ def refused_ranks(strategy: Strategy, ranks: int, examples: int | None = None) -
                 strategy.parallelism.check_examples(examples)
     except ValueError as error:
         return str(error)
-    if isinstance(rule, Grouped) and rule.size < ranks and getattr(transport, "whole_job", False):
+    if (
+        isinstance(rule, Grouped)
+        and rule.size < ranks
+        and transport is not None
+        and transport.whole_job
+    ):
         return (
             f"the groups of grouped:size={rule.size} are parts of the job, and the transport "
             f"{transport.name} needs all of its ranks; choose tcp, zmq or grpc"
@@ -55,7 +60,7 @@ def refused_optimizer(strategy: Strategy, kinds: Collection[str]) -> str | None:
         (strategy.schedule, "its local step is that of SGD"),
         (strategy.codec, "its codec takes the place of SGD's momentum"),
     ):
-        accepted = getattr(part, "optimizers", None)
+        accepted = None if part is None else part.optimizers
         if accepted is not None and not set(accepted) & set(kinds):
             return f"{what}, and the job uses {next(iter(kinds))}; use torch.optim.SGD"
     return None

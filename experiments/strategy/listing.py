@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ddltrace.experiments.grammar import parameters_of
-from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
+from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.presets import PRESETS
-from ddltrace.experiments.technique import Technique
+from ddltrace.experiments.technique import AXES, Technique
 from ddltrace.experiments.transports.protocols import PROTOCOLS, Protocol
 
 
@@ -15,7 +15,7 @@ def as_json() -> dict[str, Any]:
     """All techniques by axis, and all presets, as ``--json`` prints them."""
     return {
         "schema": "ddltrace.techniques/1",
-        "techniques": [_row(entry) for axis in AXES for entry in TECHNIQUES if entry.axis == axis],
+        "techniques": [_row(entry) for entry in techniques()],
         "presets": [
             {
                 "name": entry.name,

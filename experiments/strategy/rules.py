@@ -33,21 +33,12 @@ _MANY: Final = 8
 """Minimum number of ranks for which codecs choose their typical form of exchange."""
 
 
-def _exchanges(strategy: Strategy) -> str:
-    return getattr(strategy.frequency, "exchanges", "gradients")
-
-
 def _refuses_its_modifier(strategy: Strategy) -> bool:
     try:
         compose(strategy.codec, strategy.feedback)
     except ValueError:
         return True
     return False
-
-
-def _place(strategy: Strategy) -> str:
-    """Where the strategy's synchronization is carried out."""
-    return "all" if strategy.synchronization is None else str(strategy.synchronization.place)
 
 
 def _has_own_servers(strategy: Strategy) -> bool:
@@ -78,26 +69,26 @@ RULES: Final = (
         "leave out feedback or doublesqueeze, or choose topk, onebit, signsgd, int8 or qsgd",
     ),
     Rule(
-        lambda s: _exchanges(s) != "gradients" and not isinstance(s.schedule, DdpBuckets),
+        lambda s: s.exchanges != "gradients" and not isinstance(s.schedule, DdpBuckets),
         "the frequency technique exchanges no gradients in backward, so there is nothing that a "
         "schedule could order",
         "leave out the schedule, or choose accumulate:steps= as the frequency",
     ),
     Rule(
-        lambda s: _exchanges(s) == "momentum" and (s.encodes or s.optimizer_rule),
+        lambda s: s.exchanges == "momentum" and (s.encodes or s.optimizer_rule),
         "demo encodes momentum itself and takes the optimizer's place",
         "leave out the codec and the optimizer rule",
     ),
     Rule(
-        lambda s: _exchanges(s) == "parameters" and getattr(s.codec, "takes_momentum", False),
+        lambda s: s.exchanges == "parameters" and (s.codec is not None and s.codec.takes_momentum),
         "dgc accumulates the momentum of gradients, and the frequency technique exchanges "
         "parameters",
         "choose topk+feedback as the codec",
     ),
     Rule(
         lambda s: (
-            _exchanges(s) == "parameters"
-            and getattr(s.codec, "gives_votes", False)
+            s.exchanges == "parameters"
+            and (s.codec is not None and s.codec.gives_votes)
             and s.feedback is None
         ),
         "the vote of signsgd has no scale, and the frequency technique exchanges distances",
@@ -110,7 +101,7 @@ RULES: Final = (
         "choose wfbp as the schedule",
     ),
     Rule(
-        lambda s: getattr(s.codec, "whole_tensors", False) and s.schedule.cuts_tensors,
+        lambda s: (s.codec is not None and s.codec.whole_tensors) and s.schedule.cuts_tensors,
         "the codec encodes whole tensors, and the schedule cuts them into slices",
         "choose a schedule that keeps tensors whole, such as wfbp or ddp",
     ),
@@ -124,7 +115,7 @@ RULES: Final = (
     Rule(
         lambda s: (
             s.architecture is not None
-            and (isinstance(s.schedule, Poseidon) or _exchanges(s) == "momentum")
+            and (isinstance(s.schedule, Poseidon) or s.exchanges == "momentum")
         ),
         "poseidon and demo send what is not a sum over the ranks, by collectives of their own",
         "leave out the architecture, or choose wfbp as the schedule",
@@ -132,7 +123,7 @@ RULES: Final = (
     Rule(
         lambda s: (
             s.architecture is not None
-            and _place(s) != "servers"
+            and s.place != "servers"
             and _form(s) not in s.architecture.forms
         ),
         "the codec's payloads cannot be summed as they are, and the architecture sums on the way "
@@ -142,12 +133,12 @@ RULES: Final = (
         "as the codec",
     ),
     Rule(
-        lambda s: _has_own_servers(s) and getattr(s.codec, "whole_tensors", False),
+        lambda s: _has_own_servers(s) and (s.codec is not None and s.codec.whole_tensors),
         "powersgd sums two factors after each other, and servers of their own serve one sum",
         "choose ps:sharded=true",
     ),
     Rule(
-        lambda s: _place(s) == "servers" and not _has_own_servers(s),
+        lambda s: s.place == "servers" and not _has_own_servers(s),
         "workers run ahead of each other, and only servers in processes of their own can apply "
         "each worker's updates as they come: other architectures sum what all ranks send in the "
         "same step, and a shard on a slow worker is slow, too",
@@ -155,23 +146,23 @@ RULES: Final = (
         "adpsgd, which need no servers",
     ),
     Rule(
-        lambda s: _has_own_servers(s) and getattr(s.transport, "whole_job", False),
+        lambda s: _has_own_servers(s) and (s.transport is not None and s.transport.whole_job),
         "servers are processes of their own, and the transport has no process but the job's ranks",
         "choose tcp, zmq or grpc as the transport, or ps:sharded=true",
     ),
     Rule(
-        lambda s: _place(s) == "peers" and s.architecture is not None,
+        lambda s: s.place == "peers" and s.architecture is not None,
         "gossip and adpsgd say themselves who sends to whom",
         "leave out the architecture",
     ),
     Rule(
-        lambda s: _place(s) == "peers" and s.encodes,
+        lambda s: s.place == "peers" and s.encodes,
         "gossip and adpsgd exchange parameters, which do not bear the loss of a codec",
         "leave out the codec",
     ),
     Rule(
         lambda s: (
-            _place(s) in ("servers", "peers")
+            s.place in ("servers", "peers")
             and (s.frequency is not None or not isinstance(s.schedule, DdpBuckets))
         ),
         "no gradients are averaged in backward, so there is nothing that a schedule or a frequency "
@@ -179,17 +170,17 @@ RULES: Final = (
         "leave out the schedule and the frequency technique",
     ),
     Rule(
-        lambda s: _place(s) == "servers" and s.optimizer_rule is not None,
+        lambda s: s.place == "servers" and s.optimizer_rule is not None,
         "servers keep parts of layers and update them with the job's own optimizer",
         "leave out the optimizer rule",
     ),
     Rule(
         lambda s: (
-            _place(s) == "servers"
+            s.place == "servers"
             and (
-                getattr(s.codec, "whole_tensors", False)
-                or getattr(s.codec, "takes_momentum", False)
-                or (getattr(s.codec, "gives_votes", False) and s.feedback is None)
+                (s.codec is not None and s.codec.whole_tensors)
+                or (s.codec is not None and s.codec.takes_momentum)
+                or ((s.codec is not None and s.codec.gives_votes) and s.feedback is None)
                 or isinstance(s.feedback, DoubleSqueeze)
             )
         ),
@@ -200,7 +191,7 @@ RULES: Final = (
     ),
     Rule(
         lambda s: (
-            _place(s) == "groups"
+            s.place == "groups"
             and (
                 s.frequency is not None
                 or s.schedule.wait != "update"

@@ -8,31 +8,35 @@ that are not named keep their default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, TypeVar
 
+from ddltrace.experiments.architectures.base import AnyArchitecture
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
+from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.feedback import Modifier
+from ddltrace.experiments.frequency.frequency import Frequency
 from ddltrace.experiments.grammar import MODIFIER, Grammar
+from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
+from ddltrace.experiments.parallelism.descriptions import Parallelism
+from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.strategy.catalogue import TECHNIQUES
+from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.presets import PRESETS
 from ddltrace.experiments.strategy.rules import violated
 from ddltrace.experiments.strategy.strategy import Strategy
+from ddltrace.experiments.synchronization.rule import Synchronization
+from ddltrace.experiments.transports.transport import Transport
 from ddltrace.tracer.errors import UsageError
 
 BASELINE: Final = "ddp"
 """The strategy that others are compared with: DistributedDataParallel with its defaults."""
 
 _GRAMMAR: Final = Grammar(
-    "strategy", TECHNIQUES, {preset.name: preset.expands_to for preset in PRESETS}
+    "strategy", techniques, {preset.name: preset.expands_to for preset in PRESETS}
 )
 
-_FIELDS: Final = {
-    "volume": "codec",
-    MODIFIER: "feedback",
-    "order": "schedule",
-    "optimizer": "optimizer_rule",
-}
-"""Fields of `Strategy` that are not called as their axis."""
+_Part = TypeVar("_Part")
 
 
 def parse(spec: str) -> Strategy:
@@ -49,11 +53,24 @@ def parse(spec: str) -> Strategy:
             stand on one axis, or the techniques cannot be combined.
     """
     found = _GRAMMAR.read(spec)
-    values = {_FIELDS.get(key, key): named.value for key, named in found.items()}
-    values.setdefault("schedule", DdpBuckets())
-    if getattr(values.get("synchronization"), "place", None) == "servers":
-        values.setdefault("architecture", ParameterServer())
-    strategy = Strategy(spec="+".join(named.text for named in found.values()), **values)
+
+    def part(key: str, kind: type[_Part]) -> _Part | None:
+        return found[key].of(kind) if key in found else None
+
+    strategy = Strategy(
+        spec="+".join(named.text for named in found.values()),
+        schedule=part("order", Schedule) or DdpBuckets(),
+        codec=part("volume", CodecDescription),
+        feedback=part(MODIFIER, Modifier),
+        frequency=part("frequency", Frequency),
+        optimizer_rule=part("optimizer", OptimizerRule),
+        parallelism=part("parallelism", Parallelism),
+        architecture=part("architecture", AnyArchitecture),
+        synchronization=part("synchronization", Synchronization),
+        transport=part("transport", Transport),
+    )
+    if strategy.place == "servers" and strategy.architecture is None:
+        strategy = replace(strategy, architecture=ParameterServer())
     if (rule := violated(strategy)) is not None:
         raise _GRAMMAR.error(spec, f"{rule.reason}; {rule.valid}")
     return strategy

@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
+from ddltrace.experiments.architectures.base import AnyArchitecture
+from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.feedback import Modifier
+from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
+from ddltrace.experiments.parallelism.descriptions import Parallelism
 from ddltrace.experiments.schedules.base import Schedule
+from ddltrace.experiments.synchronization.rule import Place, Synchronization
+from ddltrace.experiments.transports.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -29,14 +36,14 @@ class Strategy:
 
     spec: str
     schedule: Schedule
-    codec: Any = None
-    feedback: Any = None
-    frequency: Any = None
-    optimizer_rule: Any = None
-    parallelism: Any = None
-    architecture: Any = None
-    synchronization: Any = None
-    transport: Any = None
+    codec: CodecDescription | None = None
+    feedback: Modifier | None = None
+    frequency: Frequency | None = None
+    optimizer_rule: OptimizerRule | None = None
+    parallelism: Parallelism | None = None
+    architecture: AnyArchitecture | None = None
+    synchronization: Synchronization | None = None
+    transport: Transport | None = None
 
     @property
     def encodes(self) -> bool:
@@ -47,7 +54,7 @@ class Strategy:
     def cycle_steps(self) -> int:
         """Steps after which its exchanges repeat; 1 if all steps have the same."""
         parts = (self.frequency, self.synchronization)
-        return math.lcm(*(getattr(part, "cycle_steps", 1) for part in parts))
+        return math.lcm(*(part.cycle_steps for part in parts if part is not None))
 
     @property
     def opening_steps(self) -> int:
@@ -56,9 +63,21 @@ class Strategy:
         It searches for parameters, calibrates itself, or has not begun, as ``postlocalsgd`` before
         its `start`. Schedules and codecs count exchanges, so the steps of a cycle count together.
         """
-        parts = (self.schedule, self.codec)
-        exchanges = max(getattr(part, "opening_steps", 0) for part in parts)
-        return max(exchanges * self.cycle_steps, getattr(self.frequency, "opening_steps", 0))
+        exchanges = self.schedule.opening_steps
+        if self.codec is not None:
+            exchanges = max(exchanges, self.codec.opening_steps)
+        alone = 0 if self.frequency is None else self.frequency.opening_steps
+        return max(exchanges * self.cycle_steps, alone)
+
+    @property
+    def exchanges(self) -> Exchanged:
+        """What its frequency technique exchanges."""
+        return "gradients" if self.frequency is None else self.frequency.exchanges
+
+    @property
+    def place(self) -> Place:
+        """Where its synchronization is carried out."""
+        return "all" if self.synchronization is None else self.synchronization.place
 
     @property
     def slug(self) -> str:

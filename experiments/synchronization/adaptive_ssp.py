@@ -14,11 +14,19 @@ from dataclasses import dataclass
 
 from ddltrace.experiments.synchronization.rule import ServerRule
 from ddltrace.experiments.synchronization.ssp import MAX_BOUND
+from ddltrace.experiments.technique import technique
 
 _NOISE = 0.25
 """Steps of lateness that do not count: two workers never take exactly the same time."""
 
 
+@technique(
+    "synchronization",
+    "adaptive_ssp",
+    "ssp whose bound follows the measured lateness of the slowest worker",
+    "Zhao et al., ICDCS 2019",
+    needs=("servers in processes of their own: one, or as ps:servers=N says",),
+)
 @dataclass(frozen=True)
 class AdaptiveSsp(ServerRule):
     """Measures the slowest worker's lateness in steps, and takes it as the bound.

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddltrace.experiments.synchronization.rule import Place, Synchronization
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "synchronization",
+    "adpsgd",
+    "AD-PSGD: ranks average parameters in pairs at any time, without waiting for each other",
+    "Lian et al., ICML 2018",
+)
 @dataclass(frozen=True)
 class AdPsgd(Synchronization):
     """Active ranks average with one passive rank at a time, and no rank waits for a computation.

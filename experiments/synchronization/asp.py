@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddltrace.experiments.synchronization.rule import ServerRule
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "synchronization",
+    "asp",
+    "no worker waits for another",
+    "Dean et al., NeurIPS 2012",
+    needs=("servers in processes of their own: one, or as ps:servers=N says",),
+)
 @dataclass(frozen=True)
 class Asp(ServerRule):
     """Each push is applied and each read answered at once: no worker waits for another."""

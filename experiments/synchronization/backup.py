@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddltrace.experiments.synchronization.rule import ServerRule
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "synchronization",
+    "backup",
+    "each update takes the first gradients of its round; those of the last workers are dropped",
+    "Chen et al., arXiv 1604.00981",
+    needs=("servers in processes of their own: one, or as ps:servers=N says",),
+)
 @dataclass(frozen=True)
 class Backup(ServerRule):
     """Each update is the mean of the first pushes of its round; those of the last are dropped.

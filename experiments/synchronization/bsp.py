@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddltrace.experiments.synchronization.rule import Place, ServerRule
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "synchronization",
+    "bsp",
+    "every rank waits for every gradient of the step; the default",
+    "Valiant, CACM 1990",
+)
 @dataclass(frozen=True)
 class Bsp(ServerRule):
     """Step c + 1 starts on every worker when the updates c of all workers are applied, as one."""

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddltrace.experiments.synchronization.rule import Place, Synchronization
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "synchronization",
+    "gossip",
+    "D-PSGD: ranks average parameters with their neighbours on a ring in each step",
+    "Lian et al., NeurIPS 2017",
+)
 @dataclass(frozen=True)
 class Gossip(Synchronization):
     """In each step every rank averages its parameters with those of its neighbours on a ring.

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddltrace.experiments.synchronization.rule import Place, Synchronization
+from ddltrace.experiments.technique import technique
 
 
+@technique(
+    "synchronization",
+    "grouped",
+    "groups average gradients in each step, all ranks parameters every few steps",
+    "Lin et al., ICLR 2020",
+)
 @dataclass(frozen=True)
 class Grouped(Synchronization):
     """Averages gradients within groups in each step, and parameters over all ranks periodically.

@@ -27,6 +27,11 @@ class Synchronization(ABC):
 
     place: ClassVar[Place]
 
+    @property
+    def cycle_steps(self) -> int:
+        """Steps after which its exchanges repeat; 1 if all steps have the same."""
+        return 1
+
 
 class ServerRule(Synchronization):
     """A rule that a server follows.

@@ -7,10 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddltrace.experiments.synchronization.rule import ServerRule
+from ddltrace.experiments.technique import technique
 
 MAX_BOUND = 1000
 
 
+@technique(
+    "synchronization",
+    "ssp",
+    "a worker may be at most bound steps ahead of the slowest one",
+    "Ho et al., NeurIPS 2013",
+    needs=("servers in processes of their own: one, or as ps:servers=N says",),
+)
 @dataclass(frozen=True)
 class Ssp(ServerRule):
     """A worker begins step c only if every worker has pushed at least c - bound updates.

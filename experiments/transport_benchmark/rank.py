@@ -27,8 +27,8 @@ from ddltrace.experiments.plan_execution import (
     launches_of,
     rounds_of,
 )
+from ddltrace.experiments.transports import read
 from ddltrace.experiments.transports.backends.register import backend_of
-from ddltrace.experiments.transports.entries import read
 from ddltrace.experiments.transports.protocols import protocol_of_job
 from ddltrace.tracer.errors import DdltraceError
 

@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ddltrace.experiments.technique import technique
 from ddltrace.experiments.transports.transport import Transport
 
 
+@technique(
+    "transport",
+    "mpi",
+    "MPICH over libfabric",
+    "MPICH, mpich.org; mpi4py",
+    needs=("pip install 'ddltrace[mpi]'",),
+)
 @dataclass(frozen=True)
 class Mpi(Transport):
     """Sends of MPICH over libfabric's TCP provider.

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ddltrace.experiments.technique import technique
 from ddltrace.experiments.transports.transport import Transport
 
 MAX_CONNECTIONS = 64
 MAX_BUFFER_KB = 1 << 20
 
 
+@technique(
+    "transport",
+    "tcp",
+    "TCP sockets without a library, with the protocol's options",
+    "RFC 9293; Nagle: RFC 896",
+)
 @dataclass(frozen=True)
 class Tcp(Transport):
     """Connections between each two ranks, without a message library.

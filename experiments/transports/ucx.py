@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ddltrace.experiments.technique import technique
 from ddltrace.experiments.transports.transport import Transport
 
 
+@technique(
+    "transport",
+    "ucx",
+    "MPICH over UCX",
+    "UCX, openucx.org; mpi4py",
+    needs=("pip install 'ddltrace[mpi]'",),
+)
 @dataclass(frozen=True)
 class Ucx(Transport):
     """Sends of MPICH over UCX's TCP transport; shared memory is off, as with `Mpi`."""

@@ -5,8 +5,8 @@ import sys
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.transports import read
 from ddltrace.experiments.transports.backends.register import backend_of
-from ddltrace.experiments.transports.entries import read
 
 SIZES = (0, 1, 2, 7, 1000, 100_001)
 

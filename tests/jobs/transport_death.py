@@ -6,8 +6,8 @@ import sys
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.transports import read
 from ddltrace.experiments.transports.backends.register import backend_of
-from ddltrace.experiments.transports.entries import read
 
 dist.init_process_group("gloo")
 group = dist.new_group([0, 1], backend=backend_of(read(sys.argv[1])[1]))

@@ -126,7 +126,15 @@ ORDER = {
         *("exchange_commands", "commands", "__init__"),
     ),
     "experiments": (
-        *("parent_process", "technique", "grammar", "messages", "architectures", "schedules"),
+        *(
+            "lazy_torch",
+            "parent_process",
+            "technique",
+            "grammar",
+            "messages",
+            "architectures",
+            "schedules",
+        ),
         *("synchronization", "plan_execution", "transports", "collectives", "codecs", "frequency"),
         *("optimizer_rules", "workloads", "parallelism", "strategy", "asynchrony", "observation"),
         *("pacing", "engine", "network", "harness", "transport_benchmark"),

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ddltrace.experiments.optimizer_rules.lars import warmup_share
-from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
+from ddltrace.experiments.optimizer_rules.optimizer_rule import warmup_share
 from ddltrace.experiments.strategy.spec import parse
 
 
 def update(spec: str, optimizer: Optimizer) -> None:
-    rule = create_optimizer_rule(parse(spec).optimizer_rule)
+    rule = parse(spec).optimizer_rule
     assert rule is not None
     for group in optimizer.param_groups:
         rule.update(optimizer, group, group["params"])

@@ -8,8 +8,9 @@ from ddltrace.experiments.messages.message_plan import Gradient
 from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.wait_free import WaitFree
-from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
+from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.spec import BASELINE, parse
+from ddltrace.experiments.technique import AXES
 from ddltrace.tracer.errors import UsageError
 
 
@@ -37,7 +38,7 @@ def test_parse(spec: str, canonical: str, schedule: object) -> None:
         ("p9", "no 'p9'"),
         ("ddp:cap=3", "bucket_mb="),
         ("fifo:x=1", "it has: none"),
-        ("ddp:bucket_mb", "no parameter"),
+        ("ddp:bucket_mb", "not a parameter"),
         ("ddp:bucket_mb=big", "must be float"),
         ("wfbp:wait=never", "must be update or layer"),
         ("ddp:bucket_mb=0", "positive"),
@@ -73,8 +74,8 @@ def test_one_step_delay_stands_alone(other: str) -> None:
 
 
 def test_the_catalogue_is_consistent() -> None:
-    assert {entry.axis for entry in TECHNIQUES} == set(AXES)
-    chosen = [entry for entry in TECHNIQUES if entry.build is not None]
+    assert {entry.axis for entry in techniques()} == set(AXES)
+    chosen = [entry for entry in techniques() if entry.build is not None]
     names = [entry.name for entry in chosen]
     assert len(names) == len(set(names))
     assert BASELINE in names

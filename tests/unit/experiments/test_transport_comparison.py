@@ -15,9 +15,9 @@ from ddltrace.experiments.transport_benchmark.comparison import (
 )
 from ddltrace.experiments.transport_benchmark.settings import Settings, sizes_up_to
 from ddltrace.experiments.transport_benchmark.table import render
+from ddltrace.experiments.transports import NAMES, by_name, read
 from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
 from ddltrace.experiments.transports.backends.tcp_backend import check_options
-from ddltrace.experiments.transports.entries import NAMES, by_name, read
 from ddltrace.experiments.transports.tcp import Tcp
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
