@@ -21,8 +21,9 @@ from ddltrace.analyzer.events.event_columns import NULL_NS
 from ddltrace.analyzer.importers.communication import public_op
 from ddltrace.analyzer.importers.nccl_operations import bytes_of
 from ddltrace.analyzer.nccl.messages import Ints, is_kind, numbers, rows_of_parents
-from ddltrace.analyzer.nccl.ring_file import COLUMNS, Ring, read_ring, recognizes
-from ddltrace.tracer.errors import TraceError
+from ddltrace.analyzer.nccl.ring_file import COLUMNS, MAGIC, Ring, read_ring, recognizes
+from ddltrace.tracer.errors import TraceError, is_store_failure
+from ddltrace.tracer.storage.location import Location, matches
 from ddltrace.tracer.storage.plain_files import PLAIN, kind_of
 from ddltrace.tracer.trace.trace_files import RING_PATTERN, parts_of
 
@@ -42,20 +43,14 @@ _TIMES: Final = ("start_ns", "end_ns", "gpu_wait_ns", "peer_wait_ns", "net_wait_
 _NONE: Final = -1
 
 
-def ring_paths(trace: Trace) -> list[Path]:
-    """The rings of a trace on this machine, those of its parts too."""
-    if not isinstance(trace.path, Path):
-        return []
-    if trace.path.is_file():
-        return [trace.path] if recognizes(_head(trace.path)) else []
+def ring_paths(trace: Trace) -> list[Location]:
+    """The rings of a trace, those of its parts too."""
+    if isinstance(trace.path, Path) and trace.path.is_file():
+        with trace.path.open("rb") as file:
+            return [trace.path] if recognizes(file.read(len(MAGIC))) else []
     folders = [trace.path, *parts_of(trace.path)]
-    found = [path for folder in folders for path in sorted(folder.glob(RING_PATTERN))]
-    return [path for path in found if kind_of(path) == PLAIN]
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)
+    found = [path for folder in folders for path in matches(folder, RING_PATTERN)]
+    return [path for path in found if not isinstance(path, Path) or kind_of(path) == PLAIN]
 
 
 def nccl_events(trace: Trace, rank: int | None = None) -> pa.Table:
@@ -72,6 +67,8 @@ def nccl_events(trace: Trace, rank: int | None = None) -> pa.Table:
         try:
             ring = read_ring(path)
         except TraceError as error:
+            if is_store_failure(error):
+                raise
             notes, info = [str(error)], None
         else:
             info = _process_of(trace, ring)

@@ -6,7 +6,6 @@ from a stranger: each record is checked, and what does not fit is left out and c
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +17,14 @@ import pyarrow as pa
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.nccl.event_kinds import KINDS
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.plain_files import open_given
 
 MAGIC: Final = b"DDLNCCL\n"
 _VERSION: Final = 1
 _PENDING: Final = np.uint64(1 << 63)
 _MAX_RECORDS: Final = 1 << 26
+_MAX_BYTES: Final = (1 << 20) + _MAX_RECORDS * 152
 _MAX_RANK: Final = 1 << 24
 _NAMES_AT: Final = 4096
 _NUM_NAMES: Final = 256
@@ -107,7 +108,7 @@ class Ring:
         notes: What is missing or damaged, one line each.
     """
 
-    path: Path
+    path: Location
     rank: int | None
     pid: int
     host: str
@@ -125,18 +126,20 @@ def recognizes(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def read_ring(path: Path) -> Ring:
+def read_ring(path: Location) -> Ring:
     """Reads a ring.
 
     Raises:
         TraceError: It is no ring, of another version, or so short that it holds no record.
     """
     try:
-        with open_given(path) as file:
-            content = np.fromfile(file, np.uint8, count=_most_bytes(file.fileno()))
-            # Records that were written meanwhile have another stamp now.
-            file.seek(0)
-            again = np.fromfile(file, np.uint8, count=len(content))
+        with open_given(path) if isinstance(path, Path) else path.open("rb") as file:
+            content = np.frombuffer(file.read(_MAX_BYTES), np.uint8)
+            again = content
+            if isinstance(path, Path):
+                # Records that were written meanwhile have another stamp now.
+                file.seek(0)
+                again = np.frombuffer(file.read(len(content)), np.uint8)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
     header = _header(path, content)
@@ -144,7 +147,9 @@ def read_ring(path: Path) -> Ring:
     whole = min((len(content) - at) // _RECORD.itemsize, capacity)
     end = at + whole * _RECORD.itemsize
     records = content[at:end].view(_RECORD)
-    changed = records["stamp"] != again[at:end].view(_RECORD)["stamp"]
+    changed = np.ones(whole, np.bool_)
+    if len(again) == len(content):
+        changed = records["stamp"] != again[at:end].view(_RECORD)["stamp"]
     notes = []
     if whole < capacity:
         notes.append(f"it is cut off: {whole} of {capacity} records are there")
@@ -171,13 +176,7 @@ def read_ring(path: Path) -> Ring:
     return ring
 
 
-def _most_bytes(descriptor: int) -> int:
-    """Bytes of the largest valid ring, and no more than the file has."""
-    largest = (1 << 20) + _MAX_RECORDS * _RECORD.itemsize
-    return min(os.fstat(descriptor).st_size, largest)
-
-
-def _header(path: Path, content: npt.NDArray[np.uint8]) -> Any:
+def _header(path: Location, content: npt.NDArray[np.uint8]) -> Any:
     if len(content) < _HEADER.itemsize or not recognizes(content[: len(MAGIC)].tobytes()):
         raise TraceError(f"{path} is no ring of NCCL's events, or not yet one")
     header = content[: _HEADER.itemsize].view(_HEADER)[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import DDLTRACE, Done, run, torchrun
+from support.s3_server import S3Server
 
 from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.nccl.ring_file import read_ring
@@ -61,6 +62,21 @@ def test_sql_and_merge_have_the_events(traced: Path, tmp_path: Path) -> None:
     sql = "select algo, proto, count(*) n, count(message) m from nccl_events group by all"
     done = run([*DDLTRACE, "query", "merged", sql, "--format", "json"], cwd=tmp_path)
     assert json.loads(done.stdout) == [{"algo": "RING", "proto": "LL", "n": 40, "m": 40}]
+
+
+def test_a_trace_in_a_store_has_the_events(traced: Path, tmp_path: Path) -> None:
+    server = S3Server()
+    try:
+        server.filesystem().create_dir("bucket-of-rings")
+        url = "s3://bucket-of-rings/run"
+        done = run([*DDLTRACE, "upload", str(traced), url], cwd=tmp_path, **server.environment)
+        assert done.status == 0, done.stderr
+        sql = "select rank, count(message) m from nccl_events group by all order by all"
+        command = [*DDLTRACE, "query", url, sql, "--format", "json"]
+        done = run(command, cwd=tmp_path, **server.environment)
+        assert json.loads(done.stdout) == [{"rank": 0, "m": 20}, {"rank": 1, "m": 20}]
+    finally:
+        server.stop()
 
 
 def attempt(folder: Path, *options: str, **environment: str) -> Done:
