@@ -6,18 +6,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddltrace.analyzer.assemble import assemble
+import numpy as np
+
 from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.findings.advice import find_findings
 from ddltrace.analyzer.joined.join import join
 from ddltrace.analyzer.joined.trace_scans import scan_ranks
-from ddltrace.analyzer.measure_steps import Request, measure_steps
 from ddltrace.analyzer.measures.ideal_job import ideal_job
-from ddltrace.analyzer.measures.steps import find_steps
-from ddltrace.analyzer.model import Analysis, Analyzed
+from ddltrace.analyzer.measures.job_facts import FINDINGS
+from ddltrace.analyzer.measures.measure import Found, JoinedSteps, Whole
+from ddltrace.analyzer.measures.rank_measures import RANKS
+from ddltrace.analyzer.measures.steps import find_steps, in_steps
+from ddltrace.analyzer.model import MEASURES, Analysis, Analyzed, measure_steps
 from ddltrace.analyzer.step_ranges.division import divide, steps_in_ranges
 from ddltrace.analyzer.step_ranges.in_ranges import measure_in_ranges
+from ddltrace.analyzer.trace.align import worst_residual
 from ddltrace.analyzer.trace.step_selection import select_in_store
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.run_info import PARTS_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -41,8 +47,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
     if selection is None:
         return analyze_in_full(trace, wanted).analysis
     measured = measure_in_ranges(trace, selection, divide(selection))
-    ideal = ideal_job(trace, measured.steps.number)
-    return assemble(trace, measured, selection, ideal)
+    return _assembled(trace, measured, selection)
 
 
 def analyze_with_paths(trace: Trace, wanted: range | None = None) -> Analyzed:
@@ -91,12 +96,36 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         steps = replace(steps, rule=selection.rule)
     if wanted is not None and not len(steps):
         raise TraceError(_no_such_steps(trace, scans, selection, wanted))
-    # Before the trace's facts are collected: it may add a note.
-    ideal = ideal_job(trace, steps.number)
-    request = Request(wanted is not None, origin_ns, dependencies_known=ideal is not None)
-    found = measure_steps(trace, scans, joined, steps, request)
-    analysis = assemble(trace, found.measured, selection, ideal)
-    return Analyzed(analysis, joined, found.paths, found.executions)
+    measured = JoinedSteps(
+        trace,
+        scans,
+        joined,
+        steps,
+        selected=wanted is not None,
+        origin_ns=origin_ns,
+        # It may add a note to the trace, before the trace's facts are collected.
+        dependencies_known=ideal_job(trace, steps.number) is not None,
+    )
+    analysis = _assembled(trace, measure_steps(measured), selection)
+    return Analyzed(analysis, joined, measured.paths, measured.executions)
+
+
+def _assembled(trace: Trace, found: Found, selection: StepSelection | None) -> Analysis:
+    """The values of all measures.
+
+    Args:
+        trace: The trace.
+        found: What the measures found in its steps.
+        selection: Of a trace that was not read as a whole, the steps that were.
+    """
+    steps, rank_steps = found.steps, found.of(RANKS).steps
+    counted = in_steps(rank_steps["step"].astype(np.int64), steps.number[steps.steady])
+    window = counted if len(steps) else np.ones(len(rank_steps["step"]), dtype=bool)
+    residual = worst_residual(list(trace.clocks.values()))
+    whole = Whole(trace, selection, found, rank_steps, window, residual)
+    analysis = Analysis(**{name: each.value(whole) for name, each in MEASURES.items()})
+    path = None if PARTS_LABEL in trace.run.labels else trace.path
+    return replace(analysis, findings=find_findings(analysis, found.of(FINDINGS), path))
 
 
 def _origin(scans: Mapping[int, RankScan]) -> int:

@@ -11,39 +11,65 @@ overlap, exposed, waiting, transfer, idle, ...) in words and in columns of a tra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.analyzer.engine.engine import EmbeddedEngine
 from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.joined.executions import Executions
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.measures.bandwidth import CostFit, SizeBin
-from ddltrace.analyzer.measures.clock_facts import ClockFacts
-from ddltrace.analyzer.measures.collectives import CollectiveRow, Joining, P2PRow
-from ddltrace.analyzer.measures.device_queues import CopyRow, DeviceStepRow, LaunchRow, StreamRow
-from ddltrace.analyzer.measures.dimensions import DimensionRow
-from ddltrace.analyzer.measures.failures import Failure
+from ddltrace.analyzer.measures.bandwidth import COST_FITS, MESSAGE_SIZES, CostFit, SizeBin
+from ddltrace.analyzer.measures.clock_facts import CLOCK, ClockFacts
+from ddltrace.analyzer.measures.collectives import (
+    COLLECTIVES,
+    JOINING,
+    P2P,
+    CollectiveRow,
+    Joining,
+    P2PRow,
+)
+from ddltrace.analyzer.measures.device_queues import (
+    COPIES,
+    DEVICE_QUEUES,
+    DEVICE_STEPS,
+    STREAMS,
+    CopyRow,
+    DeviceStepRow,
+    LaunchRow,
+    StreamRow,
+)
+from ddltrace.analyzer.measures.dimensions import DIMENSIONS, DimensionRow
+from ddltrace.analyzer.measures.failures import FAILURE, HANGS, MISMATCHES, STANDSTILL, Failure
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.hangs import Hang, Standstill
-from ddltrace.analyzer.measures.ideal_job import IdealJob
+from ddltrace.analyzer.measures.ideal_job import IDEAL_JOB, IdealJob
 from ddltrace.analyzer.measures.idle import IdleRow
-from ddltrace.analyzer.measures.launch_gaps import LaunchGaps
+from ddltrace.analyzer.measures.job_facts import FINDINGS
+from ddltrace.analyzer.measures.launch_gaps import LAUNCH_GAPS, LaunchGaps
+from ddltrace.analyzer.measures.measure import Found, JoinedSteps, Measure, measured
 from ddltrace.analyzer.measures.mismatches import Mismatch
-from ddltrace.analyzer.measures.nccl import Nccl
-from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
+from ddltrace.analyzer.measures.nccl import NCCL, Nccl
+from ddltrace.analyzer.measures.operation_rows import KERNELS, OPERATORS, KernelRow, OperatorRow
 from ddltrace.analyzer.measures.path_parts import PathPart, PathRank
-from ddltrace.analyzer.measures.pipelines import Pipeline
-from ddltrace.analyzer.measures.rank_measures import RankRow
-from ddltrace.analyzer.measures.resources import ResourceRow
-from ddltrace.analyzer.measures.root_causes import RootCause, Waiting
-from ddltrace.analyzer.measures.savings import Savings
-from ddltrace.analyzer.measures.slow_steps import SlowSteps
-from ddltrace.analyzer.measures.step_rows import StepRow
-from ddltrace.analyzer.measures.stragglers import StragglerRow
-from ddltrace.analyzer.measures.summary import Summary
-from ddltrace.analyzer.measures.tensors import TensorRow
-from ddltrace.analyzer.measures.trace_facts import TraceFacts
-from ddltrace.analyzer.measures.traffic import TrafficRow
+from ddltrace.analyzer.measures.pipelines import PIPELINES, Pipeline
+from ddltrace.analyzer.measures.rank_measures import IDLE, RANK_STEPS, RANKS, RankRow
+from ddltrace.analyzer.measures.resources import RESOURCES, ResourceRow
+from ddltrace.analyzer.measures.root_causes import ROOT_CAUSES, WAITING, RootCause, Waiting
+from ddltrace.analyzer.measures.savings import (
+    CRITICAL_PATH,
+    CRITICAL_PATH_BY_RANK,
+    SAVINGS,
+    Savings,
+)
+from ddltrace.analyzer.measures.slow_steps import SLOW_STEPS, SlowSteps
+from ddltrace.analyzer.measures.step_rows import STEPS, StepRow
+from ddltrace.analyzer.measures.steps import messages_in_steps
+from ddltrace.analyzer.measures.stragglers import STRAGGLERS, StragglerRow
+from ddltrace.analyzer.measures.summary import SUMMARY, Summary
+from ddltrace.analyzer.measures.tensors import TENSOR_COURSE, TENSORS, TensorRow, find_tensors
+from ddltrace.analyzer.measures.trace_facts import TRACE, TraceFacts
+from ddltrace.analyzer.measures.traffic import TRAFFIC, TrafficRow
 from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
@@ -108,45 +134,45 @@ class Analysis:
             in each of at most 64 periods of the run.
     """
 
-    trace: TraceFacts
-    clock: ClockFacts
-    summary: Summary
-    joining: Joining
-    ranks: tuple[RankRow, ...]
-    steps: tuple[StepRow, ...]
-    collectives: tuple[CollectiveRow, ...]
-    stragglers: tuple[StragglerRow, ...]
-    tensors: tuple[TensorRow, ...]
-    p2p: tuple[P2PRow, ...]
-    cost_fits: tuple[CostFit, ...]
-    message_sizes: tuple[SizeBin, ...]
-    traffic: tuple[TrafficRow, ...]
-    dimensions: tuple[DimensionRow, ...]
-    critical_path: tuple[PathPart, ...]
-    critical_path_by_rank: tuple[PathRank, ...]
-    savings: Savings | None
-    pipelines: tuple[Pipeline, ...]
-    waiting: Waiting
-    root_causes: tuple[RootCause, ...]
-    hangs: tuple[Hang, ...]
-    mismatches: tuple[Mismatch, ...]
-    failure: Failure | None
-    standstill: Standstill | None
-    findings: tuple[Finding, ...]
-    slow_steps: SlowSteps
-    idle: tuple[IdleRow, ...]
-    kernels: tuple[KernelRow, ...] = ()
-    operators: tuple[OperatorRow, ...] = ()
-    launches: tuple[LaunchRow, ...] = ()
-    launch_gaps: LaunchGaps | None = None
-    device_steps: tuple[DeviceStepRow, ...] = ()
-    streams: tuple[StreamRow, ...] = ()
-    copies: tuple[CopyRow, ...] = ()
-    resources: tuple[ResourceRow, ...] = ()
-    nccl: Nccl | None = None
-    ideal_job: IdealJob | None = None
-    rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    trace: TraceFacts = measured(TRACE)
+    clock: ClockFacts = measured(CLOCK)
+    summary: Summary = measured(SUMMARY)
+    joining: Joining = measured(JOINING)
+    ranks: tuple[RankRow, ...] = measured(RANKS)
+    steps: tuple[StepRow, ...] = measured(STEPS)
+    collectives: tuple[CollectiveRow, ...] = measured(COLLECTIVES)
+    stragglers: tuple[StragglerRow, ...] = measured(STRAGGLERS)
+    tensors: tuple[TensorRow, ...] = measured(TENSORS)
+    p2p: tuple[P2PRow, ...] = measured(P2P)
+    cost_fits: tuple[CostFit, ...] = measured(COST_FITS)
+    message_sizes: tuple[SizeBin, ...] = measured(MESSAGE_SIZES)
+    traffic: tuple[TrafficRow, ...] = measured(TRAFFIC)
+    dimensions: tuple[DimensionRow, ...] = measured(DIMENSIONS)
+    critical_path: tuple[PathPart, ...] = measured(CRITICAL_PATH)
+    critical_path_by_rank: tuple[PathRank, ...] = measured(CRITICAL_PATH_BY_RANK)
+    savings: Savings | None = measured(SAVINGS)
+    pipelines: tuple[Pipeline, ...] = measured(PIPELINES)
+    waiting: Waiting = measured(WAITING)
+    root_causes: tuple[RootCause, ...] = measured(ROOT_CAUSES)
+    hangs: tuple[Hang, ...] = measured(HANGS)
+    mismatches: tuple[Mismatch, ...] = measured(MISMATCHES)
+    failure: Failure | None = measured(FAILURE)
+    standstill: Standstill | None = measured(STANDSTILL)
+    findings: tuple[Finding, ...] = measured(FINDINGS)
+    slow_steps: SlowSteps = measured(SLOW_STEPS)
+    idle: tuple[IdleRow, ...] = measured(IDLE)
+    kernels: tuple[KernelRow, ...] = measured(KERNELS)
+    operators: tuple[OperatorRow, ...] = measured(OPERATORS)
+    launches: tuple[LaunchRow, ...] = measured(DEVICE_QUEUES)
+    launch_gaps: LaunchGaps | None = measured(LAUNCH_GAPS)
+    device_steps: tuple[DeviceStepRow, ...] = measured(DEVICE_STEPS)
+    streams: tuple[StreamRow, ...] = measured(STREAMS)
+    copies: tuple[CopyRow, ...] = measured(COPIES)
+    resources: tuple[ResourceRow, ...] = measured(RESOURCES)
+    nccl: Nccl | None = measured(NCCL)
+    ideal_job: IdealJob | None = measured(IDEAL_JOB)
+    rank_steps: dict[str, Any] = measured(RANK_STEPS, shown=False)
+    tensor_course: dict[str, Any] = measured(TENSOR_COURSE, shown=False)
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``ddltrace analyze --json`` prints."""
@@ -195,6 +221,33 @@ class Analysis:
     def stragglers_frame(self) -> pd.DataFrame:
         """One row per rank that is ever last, columns as in `StragglerRow`."""
         return _frame(self.stragglers, StragglerRow)
+
+
+MEASURES: Final[Mapping[str, Measure[Any, Any]]] = {
+    each.name: each.metadata["measure"] for each in fields(Analysis)
+}
+"""The measures by name, in the order of `Analysis`."""
+
+COMPUTED: Final = tuple(each for each in MEASURES.values() if each.compute is not None)
+"""Those that are found in steps."""
+
+_MOST_BESIDE: Final = 4_000_000
+"""In a trace with more events, tensors and critical paths are not found at the same time in one
+process: both need memory for every event."""
+
+
+def measure_steps(joined: JoinedSteps) -> Found:
+    """What all measures find in steps."""
+    with ThreadPoolExecutor(1) as beside:
+        tensors = beside.submit(joined.once, find_tensors)
+        events = sum(scan.events for scan in joined.scans.values())
+        if isinstance(joined.trace.engine, EmbeddedEngine) and events > _MOST_BESIDE:
+            tensors.result()
+        joined.paths  # noqa: B018 (found beside the tensors)
+        tensors.result()
+    messages, size = messages_in_steps(joined.steps.number, joined.joined)
+    parts = {each.name: each.compute(joined) for each in COMPUTED if each.compute is not None}
+    return Found(joined.steps, messages, size, parts)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ print(json.dumps({
 ONE_PATH = """
 import sys, time
 import ddltrace
-from ddltrace.analyzer.analysis import find_paths
+from ddltrace.analyzer.measures.measure import find_paths
 from ddltrace.analyzer.joined.join import join
 from ddltrace.analyzer.measures.steps import find_steps
 from ddltrace.analyzer.joined.trace_scans import scan_ranks

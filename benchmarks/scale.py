@@ -210,10 +210,10 @@ def _print_record(ranks: int, *, once: bool) -> None:
 PARTS = {
     "analysis.scan_ranks": "results of the ranks",
     "analysis.join": "joins of messages across ranks",
-    "measure_steps.measure_ranks": "measures of each rank",
-    "measure_steps.tensor_times": "tensors",
-    "measure_steps.find_paths": "walk of the critical path",
-    "measure_steps._find_causes": "root causes and savings",
+    "measures.rank_measures._measure": "measures of each rank",
+    "measures.tensors.tensor_times": "tensors",
+    "measures.measure.find_paths": "walk of the critical path",
+    "measures.root_causes.find_causes": "root causes",
 }
 """Functions of the analysis -> the part of the client's work that each stands for."""
 
@@ -245,7 +245,7 @@ def _print_parts(paths: list[Path]) -> None:
 
 def _timed(name: str, spent: dict[str, float]) -> AbstractContextManager[object]:
     """Adds up the processor time of the calling threads in a function of the analysis."""
-    module, _, function_name = name.partition(".")
+    module, _, function_name = name.rpartition(".")
     place = importlib.import_module(f"ddltrace.analyzer.{module}")
     function = getattr(place, function_name)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
 from ddltrace.analyzer.measures.distribution import round_values
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
+from ddltrace.tracer.trace.schema import OPS
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -454,3 +456,50 @@ def size_bins(joined: Joined, chosen: BoolArray) -> tuple[SizeBin, ...]:
         )
         for (op, exponent), count, total in zip(pairs.T.tolist(), counts, totals, strict=True)
     )
+
+
+def _fit_samples(joined: JoinedSteps) -> dict[FitKind, FitSamples]:
+    of = joined.trace, joined.scans, joined.joined
+    found = collective_samples(*of, joined.chosen_collectives) | link_samples(
+        *of, joined.chosen_messages
+    )
+    return {kind: each.rounded() for kind, each in found.items()} if joined.in_ranges else found
+
+
+def _both_samples(
+    former: dict[FitKind, FitSamples], later: dict[FitKind, FitSamples]
+) -> dict[FitKind, FitSamples]:
+    both = {
+        kind: FitSamples.merged([former[kind], later[kind]]) for kind in former if kind in later
+    }
+    return former | later | both
+
+
+def _sizes(joined: JoinedSteps) -> tuple[SizeBin, ...]:
+    return size_bins(joined.joined, joined.chosen_messages)
+
+
+def _both_sizes(former: tuple[SizeBin, ...], later: tuple[SizeBin, ...]) -> tuple[SizeBin, ...]:
+    sums: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for row in (*former, *later):
+        key = row.op, row.bytes_from, row.bytes_below
+        count, size = sums.get(key, (0, 0))
+        sums[key] = count + row.count, size + row.bytes
+    return tuple(SizeBin(*key, *values) for key, values in sorted(sums.items(), key=_by_op))
+
+
+def _by_op(item: tuple[tuple[str, int, int], Any]) -> tuple[int, str, int]:
+    """Sorts by operation, in the order of `OPS`, then by size."""
+    op, low, _ = item[0]
+    return OPS.index(op) if op in OPS else len(OPS), op, low
+
+
+COST_FITS: Final[Measure[dict[FitKind, FitSamples], tuple[CostFit, ...]]] = Measure(
+    "cost_fits",
+    lambda whole: cost_fits(whole.found.of(COST_FITS)),
+    _fit_samples,
+    merged_by(_both_samples),
+)
+MESSAGE_SIZES: Final[Measure[tuple[SizeBin, ...], tuple[SizeBin, ...]]] = Measure(
+    "message_sizes", lambda whole: whole.found.of(MESSAGE_SIZES), _sizes, merged_by(_both_sizes)
+)

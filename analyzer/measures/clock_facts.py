@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Final
 
+from ddltrace.analyzer.measures.measure import Whole, derived
 from ddltrace.analyzer.trace.align import SHARED
-
-if TYPE_CHECKING:
-    from ddltrace.analyzer.trace.opened_trace import Trace
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,9 @@ class ClockFacts:
     ranks: tuple[RankClockFacts, ...]
 
 
-def clock_facts(trace: Trace, residual: float | None) -> ClockFacts:
-    """How the clocks of a trace were aligned.
-
-    Args:
-        trace: The trace.
-        residual: The largest residual of its clocks, ns; None if one is unknown.
-    """
+def _clock_facts(whole: Whole) -> ClockFacts:
+    """How the clocks of a trace were aligned."""
+    trace, residual = whole.trace, whole.residual_ns
     clocks = list({clock.rank: clock for clock in trace.clocks.values()}.values())
     methods: Sequence[str] = sorted({clock.method for clock in clocks if clock.method != SHARED})
     return ClockFacts(
@@ -71,3 +65,6 @@ def clock_facts(trace: Trace, residual: float | None) -> ClockFacts:
             for clock in sorted(clocks, key=lambda clock: clock.rank)
         ),
     )
+
+
+CLOCK: Final = derived("clock", _clock_facts)

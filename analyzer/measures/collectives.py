@@ -13,7 +13,13 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
 from ddltrace.analyzer.joined.join import Joined, State
-from ddltrace.analyzer.measures.distribution import Distribution, merged_sums
+from ddltrace.analyzer.measures.distribution import (
+    Distribution,
+    merged_records,
+    merged_sums,
+    with_rounded,
+)
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 
 _BITS_PER_BYTE: Final = 8
 _SPREAD: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -386,17 +392,47 @@ def joining(joined: Joined, chosen: BoolArray, chosen_messages: BoolArray) -> Jo
     )
 
 
-def in_steps(step: IntArray, numbers: IntArray) -> IntArray:
-    """Whether each step number is among the given, ascending steps."""
-    return np.asarray(place_in(step, numbers) != NULL)
+def find_links(joined: JoinedSteps) -> dict[tuple[int, int], LinkTimes]:
+    """Measured sends and receives by sending and receiving rank."""
+    return link_times(joined.joined, joined.chosen_messages)
 
 
-def place_in(step: IntArray, numbers: IntArray) -> IntArray:
-    """Returns the index of each step number in the given, ascending steps, or `NULL`."""
-    if not len(numbers):
-        return np.full(len(step), NULL)
-    first, last = int(numbers[0]), int(numbers[-1])
-    if last - first == len(numbers) - 1:  # the usual case: none is left out
-        return np.where((step >= first) & (step <= last), step - first, NULL)
-    place = np.minimum(np.searchsorted(numbers, step), len(numbers) - 1)
-    return np.where(numbers[place] == step, place, NULL)
+def _links(joined: JoinedSteps) -> dict[tuple[int, int], LinkTimes]:
+    links = joined.once(find_links)
+    return {pair: with_rounded(each) for pair, each in links.items()} if joined.in_ranges else links
+
+
+def _times(joined: JoinedSteps) -> dict[CollectiveKind, CollectiveTimes]:
+    found = collective_times(joined.joined, joined.chosen_collectives)
+    return {kind: with_rounded(each) for kind, each in found.items()} if joined.in_ranges else found
+
+
+def _joining(joined: JoinedSteps) -> Joining:
+    return joining(joined.joined, joined.chosen_collectives, joined.chosen_messages)
+
+
+def _both(former: Joining, later: Joining) -> Joining:
+    names = ("collectives", "complete", "partial", "open", "mismatched", "p2p", "p2p_unmatched")
+    return Joining(
+        by_order=former.by_order or later.by_order,
+        **{name: getattr(former, name) + getattr(later, name) for name in names},
+    )
+
+
+JOINING: Final[Measure[Joining, Joining]] = Measure(
+    "joining", lambda whole: whole.found.of(JOINING), _joining, merged_by(_both)
+)
+COLLECTIVES: Final[Measure[dict[CollectiveKind, CollectiveTimes], tuple[CollectiveRow, ...]]] = (
+    Measure(
+        "collectives",
+        lambda whole: collective_rows(whole.found.of(COLLECTIVES), whole.residual_ns),
+        _times,
+        merged_by(merged_records),
+    )
+)
+P2P: Final[Measure[dict[tuple[int, int], LinkTimes], tuple[P2PRow, ...]]] = Measure(
+    "p2p",
+    lambda whole: p2p_rows(whole.found.of(P2P), whole.residual_ns),
+    _links,
+    merged_by(merged_records),
+)

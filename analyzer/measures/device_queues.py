@@ -35,6 +35,7 @@ from ddltrace.analyzer.events.stream_gaps import (
     stream_gaps,
 )
 from ddltrace.analyzer.joined.executions import device_rows
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived, merged_by
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -353,3 +354,20 @@ def _direction(name: str) -> str:
     if name.startswith("Memset"):
         return "Memset"
     return name[:_DIRECTION_LETTERS] if name.startswith("Memcpy") else "other"
+
+
+def _queues_of(joined: JoinedSteps) -> DeviceQueues:
+    return device_queues(joined.trace, joined.wanted)
+
+
+DEVICE_QUEUES: Final[Measure[DeviceQueues, tuple[LaunchRow, ...]]] = Measure(
+    "launches",
+    lambda whole: whole.found.of(DEVICE_QUEUES).launches,
+    _queues_of,
+    merged_by(lambda former, _: former),  # nothing: see `device_queues`
+)
+STREAMS: Final = derived("streams", lambda whole: whole.found.of(DEVICE_QUEUES).streams)
+COPIES: Final = derived("copies", lambda whole: whole.found.of(DEVICE_QUEUES).copies)
+DEVICE_STEPS: Final = derived(
+    "device_steps", lambda whole: whole.found.of(DEVICE_QUEUES).device_steps
+)

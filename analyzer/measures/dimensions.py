@@ -21,10 +21,10 @@ from ddltrace.analyzer.events.event_columns import NULL_NS, BoolArray, IntArray,
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract, union
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined, Releases
-from ddltrace.analyzer.measures.collectives import in_steps
 from ddltrace.analyzer.measures.dimension_names import DATA, UNKNOWN, dimension_of
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 from ddltrace.analyzer.measures.rank_measures import bytes_sent
-from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.measures.steps import Steps, in_steps
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -230,3 +230,16 @@ def _measure(rank: _Rank, of: BoolArray) -> DimensionTimes:
         wait=rank.total(subtract(held, union(start[unknown], end[unknown]))),
         transfer=rank.total(transfer),
     )
+
+
+def _times(joined: JoinedSteps) -> dict[str, DimensionTimes]:
+    return dimension_times(joined.trace, joined.scans, joined.joined, joined.steps)
+
+
+DIMENSIONS: Final[Measure[dict[str, DimensionTimes], tuple[DimensionRow, ...]]] = Measure(
+    "dimensions",
+    lambda whole: dimension_rows(whole.found.of(DIMENSIONS), int(whole.window.sum())),
+    _times,
+    merged_by(lambda former, later: merged_dimensions([former, later])),
+    of="steady",
+)

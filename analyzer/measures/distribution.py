@@ -90,6 +90,7 @@ def merged(parts: Sequence[Distribution]) -> Distribution:
     return Distribution(values, sums.astype(np.int64))
 
 
+Key = TypeVar("Key")
 Record = TypeVar("Record")
 """A dataclass."""
 
@@ -117,3 +118,9 @@ def merged_sums(parts: Sequence[Record]) -> Record:
         found[field.name] = merged(values) if is_distribution else sum(values)
     whole: Record = replace(first, **found)
     return whole
+
+
+def merged_records(former: dict[Key, Record], later: dict[Key, Record]) -> dict[Key, Record]:
+    """Records by key: those of both, merged where both have the key."""
+    both = {key: merged_sums([former[key], later[key]]) for key in former if key in later}
+    return former | later | both

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddltrace.analyzer.measures.hangs import has_lasted
+from ddltrace.analyzer.measures.hangs import (
+    Hang,
+    Standstill,
+    find_hangs,
+    find_standstill,
+    has_lasted,
+)
 from ddltrace.analyzer.measures.last_activity import last_activity
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, derived, merged_by
+from ddltrace.analyzer.measures.mismatches import Mismatch, find_mismatches
 from ddltrace.analyzer.measures.process_ends import ProcessLifetimes
 from ddltrace.tracer.exit_status import SIGNALLED
 
@@ -108,3 +116,59 @@ def _first_to_fail(
         silent_us=None if silent_ns is None else silent_ns / 1e3,
         doing=did.text,
     )
+
+
+class _Ends(NamedTuple):
+    """What did not end as it should.
+
+    Attributes:
+        hangs: Collectives that never completed, causes first.
+        mismatches: Completed messages on which ranks disagree.
+        failure: The rank that ended first in a job that failed.
+        standstill: The positions of all ranks if none records events any more.
+    """
+
+    hangs: tuple[Hang, ...]
+    mismatches: tuple[Mismatch, ...]
+    failure: Failure | None
+    standstill: Standstill | None
+
+
+def _ends(joined: JoinedSteps) -> _Ends:
+    trace, scans = joined.trace, joined.scans
+    hangs = find_hangs(trace, scans, joined.joined, joined.origin_ns)
+    failure = find_failure(trace, hangs, joined.origin_ns) if joined.at_end else None
+    if failure is not None:
+        hangs = tuple(hang for hang in hangs if has_lasted(hang))
+    standstill = find_standstill(trace, scans) if joined.at_end and not hangs else None
+    return _Ends(hangs, find_mismatches(trace, joined.joined, hangs), failure, standstill)
+
+
+def _both(former: _Ends, later: _Ends) -> _Ends:
+    """What did not end in two ranges; neighbouring ranges show the same hang."""
+    hangs: dict[tuple[object, ...], Hang] = {}
+    for hang in (*former.hangs, *later.hangs):
+        hangs.setdefault((hang.op, hang.group, hang.seq, hang.entered), hang)
+    mismatches: dict[tuple[object, ...], Mismatch] = {}
+    for each in (*former.mismatches, *later.mismatches):
+        mismatches.setdefault((each.group, each.seq, *each.passed), each)
+    return _Ends(
+        tuple(hangs.values()),
+        tuple(mismatches.values()),
+        former.failure or later.failure,
+        former.standstill or later.standstill,
+    )
+
+
+def _hangs(whole: Whole) -> tuple[Hang, ...]:
+    found = whole.found.of(HANGS)
+    every = found.failure is None
+    return tuple(hang for hang in found.hangs if every or has_lasted(hang))
+
+
+HANGS: Final = Measure("hangs", _hangs, _ends, merged_by(_both), of="all")
+MISMATCHES: Final = derived("mismatches", lambda whole: whole.found.of(HANGS).mismatches)
+FAILURE: Final = derived("failure", lambda whole: whole.found.of(HANGS).failure)
+STANDSTILL: Final = derived(
+    "standstill", lambda whole: None if _hangs(whole) else whole.found.of(HANGS).standstill
+)

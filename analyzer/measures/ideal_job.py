@@ -26,6 +26,7 @@ from ddltrace.analyzer.importers.straggler_analysis.operations import (
     Operation,
     Recorded,
 )
+from ddltrace.analyzer.measures.measure import derived
 from ddltrace.analyzer.measures.operation_replay import OperationGraph, find_graph
 from ddltrace.tracer.errors import TraceError
 
@@ -437,3 +438,6 @@ def _ideal_durations(graph: OperationGraph, actual: FloatArray) -> FloatArray:
         values = actual[mine]
         found[mine] = np.median(values) if is_message else values.mean()
     return found
+
+
+IDEAL_JOB: Final = derived("ideal_job", lambda whole: ideal_job(whole.trace, whole.steps.number))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -11,7 +12,10 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.measures.collectives import in_steps
+from ddltrace.analyzer.measures.finding import Finding
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure
+from ddltrace.analyzer.measures.savings import find_path_savings
+from ddltrace.analyzer.measures.steps import Steps, in_steps
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -239,3 +243,73 @@ def _element_bytes(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) 
         if carried.sum() > 0:
             return float(size[rows].sum() / carried.sum())
     return None
+
+
+def _facts(joined: JoinedSteps) -> JobFacts:
+    parts = joined.once(find_path_savings).parts
+    updates = tuple(part.name for part in parts if part.category == "update" and part.name)
+    return job_facts(joined.trace, joined.scans, joined.joined, joined.steady, updates)
+
+
+class _FactMerger:
+    """Merges ranges of steps: means over all of them."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[float, JobFacts]] = []
+
+    def add(self, found: JobFacts, steps: Steps) -> None:
+        """Adds a range."""
+        self._found.append((float(len(steps)), found))
+
+    def result(self) -> JobFacts:
+        """The properties over all ranges."""
+        return _merged_facts(self._found)
+
+
+def _merged_facts(parts: Sequence[tuple[float, JobFacts]]) -> JobFacts:
+    """Properties of the job over all ranges."""
+    facts = [each for _, each in parts]
+    by_op: dict[tuple[str, bool], list[tuple[float, Exchange]]] = defaultdict(list)
+    for weight, each in parts:
+        for exchange in each.exchanges:
+            by_op[exchange.op, exchange.gradients].append((weight, exchange))
+    whole = sum(weight for weight, _ in parts)
+    exchanges = [_merged_exchange(found, whole) for found in by_op.values()]
+    links = [(weight, each.link) for weight, each in parts if each.link is not None]
+    sharded = any(each.sharded for each in facts)
+    return JobFacts(
+        exchanges=tuple(sorted(exchanges, key=lambda exchange: -exchange.transfer_us)),
+        sharded=sharded,
+        replicated=not sharded and any(each.replicated for each in facts),
+        buckets=any(each.buckets for each in facts),
+        shares_update=any(each.shares_update for each in facts),
+        element_bytes=next((each.element_bytes for each in facts if each.element_bytes), None),
+        deepspeed=any(each.deepspeed for each in facts),
+        update_names=tuple(dict.fromkeys(name for each in facts for name in each.update_names)),
+        link=_merged_exchange(links, whole) if links else None,
+        sends_in_a_row=sum(weight * each.sends_in_a_row for weight, each in parts) / whole,
+    )
+
+
+def _merged_exchange(parts: Sequence[tuple[float, Exchange]], whole: float) -> Exchange:
+    """The exchanges of one operation, means over all steps."""
+
+    def mean(name: str) -> float:
+        return sum(weight * float(getattr(each, name)) for weight, each in parts) / whole
+
+    return Exchange(
+        op=parts[0][1].op,
+        count=mean("count"),
+        bytes=mean("bytes"),
+        largest=max(each.largest for _, each in parts),
+        transfer_us=mean("transfer_us"),
+        ranks=max(each.ranks for _, each in parts),
+        gradients=parts[0][1].gradients,
+    )
+
+
+FINDINGS: Final[Measure[JobFacts, tuple[Finding, ...]]] = Measure(
+    "findings", lambda _: (), _facts, _FactMerger, of="steady"
+)
+"""The properties of the job, on which its findings depend: `ddltrace.analyzer.findings` finds them
+in the values of all other measures."""

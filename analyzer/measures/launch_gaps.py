@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray
 from ddltrace.analyzer.measures.breakdown import ratio
-from ddltrace.analyzer.measures.device_queues import CopyRow
-from ddltrace.analyzer.measures.operation_rows import OperatorRow
+from ddltrace.analyzer.measures.device_queues import DEVICE_QUEUES
+from ddltrace.analyzer.measures.measure import Whole, derived
+from ddltrace.analyzer.measures.operation_rows import KERNELS
 
 _SYNCHRONIZES: Final = re.compile(r"(?:cuda|cu|hip|musa)\w*(?:Stream|Device|Ctx)Synchronize$")
 _TO_HOST: Final = "Memcpy DtoH"
@@ -45,23 +44,11 @@ class LaunchGaps:
     synchronizations: float
 
 
-def launch_gaps(
-    rank_steps: Mapping[str, FloatArray],
-    counted: BoolArray,
-    operators: Sequence[OperatorRow],
-    copies: Sequence[CopyRow],
-) -> LaunchGaps | None:
-    """Measures launches in steady steps.
-
-    Args:
-        rank_steps: Measures of every rank in each step.
-        counted: Which of them are of steady steps.
-        operators: Calls of the device's runtime, of all steps.
-        copies: Copies, of all steps.
-
-    Returns:
-        The measures; None without recorded launches in these steps.
-    """
+def _launch_gaps(whole: Whole) -> LaunchGaps | None:
+    """Measures launches in steady steps; None without recorded launches in these steps."""
+    rank_steps, counted = whole.rank_steps, whole.window
+    operators = whole.found.of(KERNELS).operators
+    copies = whole.found.of(DEVICE_QUEUES).copies
     launches = float(rank_steps["launches"][counted].sum())
     if not launches:
         return None
@@ -82,3 +69,6 @@ def launch_gaps(
         in_phase_share_of_host=ratio(total("idle_in_phase_ns"), host),
         synchronizations=max(calls, to_host) / len(rank_steps["step"]),
     )
+
+
+LAUNCH_GAPS: Final = derived("launch_gaps", _launch_gaps)

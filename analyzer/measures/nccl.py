@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL_NS
 from ddltrace.analyzer.joined.nccl_events import nccl_events
+from ddltrace.analyzer.measures.measure import derived
 from ddltrace.analyzer.nccl.messages import is_kind, numbers, parents_in_job
 
 if TYPE_CHECKING:
@@ -519,3 +520,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _us(nanoseconds: float | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e3
+
+
+NCCL: Final = derived("nccl", lambda whole: nccl_measures(whole.trace))

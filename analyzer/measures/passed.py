@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +11,6 @@ import pyarrow as pa
 from ddltrace.analyzer.events.event_columns import NULL, Columns
 from ddltrace.analyzer.formatting.units import counted
 from ddltrace.analyzer.joined.join import Joined
-
-if TYPE_CHECKING:
-    pass
 
 DUMPS: Final = "flight-recorder"
 """Source of traces that show what was in flight when the ranks wrote them: whatever has not

@@ -14,8 +14,9 @@ because their last rank sends to the first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.measures.collectives import in_steps
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure
+from ddltrace.analyzer.measures.steps import Steps, in_steps
 
 
 @dataclass(frozen=True)
@@ -226,3 +228,77 @@ def _by_microbatch(
     return np.stack(
         [np.bincount(which, weights=times[rows]).astype(np.float64) for times in blocked]
     )
+
+
+def _found(joined: JoinedSteps) -> tuple[Pipeline, ...]:
+    if not len(joined.steady):
+        return ()
+    return pipelines(joined.scans, joined.joined, joined.graph, joined.steady)
+
+
+class _PipelineMerger:
+    """Merges ranges of steps: means per step over those in which a pipeline was found."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], list[tuple[float, Pipeline]]] = defaultdict(list)
+
+    def add(self, found: tuple[Pipeline, ...], steps: Steps) -> None:
+        """Adds a range."""
+        for pipeline in found:
+            self._found[pipeline.ranks].append((float(len(steps)), pipeline))
+
+    def result(self) -> tuple[Pipeline, ...]:
+        """The pipelines of all ranges."""
+        return tuple(map(_merged_pipeline, sorted(self._found.values(), key=_first_rank)))
+
+
+def _first_rank(pipelines: Sequence[tuple[float, Pipeline]]) -> tuple[int, ...]:
+    return pipelines[0][1].ranks
+
+
+def _merged_pipeline(parts: Sequence[tuple[float, Pipeline]]) -> Pipeline:
+    """One pipeline, over the steps of the ranges in which it was found."""
+    stages = tuple(
+        _merged_stage([(weight, pipeline.stages[place]) for weight, pipeline in parts])
+        for place in range(len(parts[0][1].ranks))
+    )
+    count = max(pipeline.microbatches for _, pipeline in parts)
+    step = sum(stage.step_us for stage in stages)
+    return Pipeline(
+        ranks=parts[0][1].ranks,
+        microbatches=count,
+        bubble_share=sum(stage.bubble_us for stage in stages) / step if step else 0.0,
+        ideal_share=(len(stages) - 1) / (count + len(stages) - 1),
+        stages=stages,
+    )
+
+
+def _merged_stage(parts: Sequence[tuple[float, PipelineStage]]) -> PipelineStage:
+    weights = [weight for weight, _ in parts]
+
+    def mean(name: str) -> float:
+        return float(np.average([getattr(stage, name) for _, stage in parts], weights=weights))
+
+    def means(name: str) -> tuple[float, ...]:
+        lists = [getattr(stage, name) for _, stage in parts]
+        width = max(map(len, lists))
+        padded = [np.pad(values, (0, width - len(values))) for values in map(np.array, lists)]
+        return tuple(np.average(padded, axis=0, weights=weights).tolist()) if width else ()
+
+    first = parts[0][1]
+    return PipelineStage(
+        rank=first.rank,
+        stage=first.stage,
+        step_us=mean("step_us"),
+        work_us=mean("work_us"),
+        bubble_us=mean("bubble_us"),
+        waiting_us=mean("waiting_us"),
+        transfer_us=mean("transfer_us"),
+        forward_us=means("forward_us"),
+        backward_us=means("backward_us"),
+    )
+
+
+PIPELINES: Final[Measure[tuple[Pipeline, ...], tuple[Pipeline, ...]]] = Measure(
+    "pipelines", lambda whole: whole.found.of(PIPELINES), _found, _PipelineMerger, of="steady"
+)

@@ -6,10 +6,11 @@ took more of the client's processor time than measuring them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,21 +26,19 @@ from ddltrace.analyzer.events.interval_sets import (
 )
 from ddltrace.analyzer.events.rank_messages import Messages
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.join import Joined, Releases
+from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.measures.breakdown import (
     FIELDS,
     measure_windows,
     rank_sets,
     ratio,
 )
-from ddltrace.analyzer.measures.collectives import in_steps
 from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor, find_waited_for, idle_row
+from ddltrace.analyzer.measures.keyed_sums import KeyedSums
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
 from ddltrace.analyzer.measures.path_parts import CopyTimes
-from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.measures.steps import Steps, in_steps
 from ddltrace.tracer.trace.schema import CLOCKS
-
-if TYPE_CHECKING:
-    from ddltrace.analyzer.trace.opened_trace import Trace
 
 _COLUMNS = ("rank", "step", "start_ns", "launches", *FIELDS)
 
@@ -171,33 +170,17 @@ class _Measured(NamedTuple):
     waited_for: WaitedFor
 
 
-def measure_ranks(
-    trace: Trace,
-    scans: Mapping[int, RankScan],
-    joined: Joined,
-    steps: Steps,
-    *,
-    selected: bool,
-    continues: bool,
-) -> RankMeasures:
-    """Measures every rank.
-
-    Args:
-        trace: The trace.
-        scans: Rank -> its scan.
-        joined: All messages.
-        steps: All steps.
-        selected: Whether only these steps are analyzed.
-        continues: Whether the steps before these are measured as well, in another range.
-    """
+def measure_ranks(joined: JoinedSteps) -> RankMeasures:
+    """Measures every rank."""
+    trace, scans, steps = joined.trace, joined.scans, joined.steps
     ranks = [
         _Rank(
             scan,
-            joined.releases(rank),
+            joined.joined.releases(rank),
             steps.number,
             steps.number[steps.steady],
-            selected,
-            continues,
+            joined.selected,
+            joined.continues,
             any(info.cost for info in trace.infos(rank)),
         )
         for rank, scan in scans.items()
@@ -378,3 +361,160 @@ def bytes_sent(scan: RankScan, chosen: BoolArray) -> int:
 def _us(ns: float) -> float | None:
     """A time in microseconds; None if it is unknown."""
     return None if np.isnan(ns) else ns / 1e3
+
+
+_RANK_TIMES: Final = (
+    *("span_us", "compute_us", "comm_us", "overlap_us", "exposed_comm_us", "copy_us", "idle_us"),
+    *("wait_us", "transfer_us", "host_wait_us", "data_us", "update_us"),
+)
+_RANK_COUNTS: Final = ("bytes_sent", "messages", "open_messages")
+_CLOCKS: Final = tuple(field.name for field in fields(MessageClocks))
+_COPIES: Final = tuple(field.name for field in fields(CopyTimes))
+_IDLE: Final = (
+    *("idle_us", "data_us", "other_rank_us", "message_us", "host_us", "stopped_us"),
+    *("unknown_us", "in_message_us"),
+)
+
+
+class _RankMerger:
+    """Merges the measures of ranks in ranges of steps."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[FloatArray]] = defaultdict(list)
+        self._steady: list[IntArray] = []
+        self._ranks: KeyedSums[int] = KeyedSums(
+            len(_RANK_TIMES) + len(_RANK_COUNTS) + len(_CLOCKS) + len(_COPIES)
+        )
+        self._idle: KeyedSums[int] = KeyedSums(len(_IDLE))
+        self._waited_for: KeyedSums[tuple[int, int]] = KeyedSums(1)
+
+    def add(self, found: RankMeasures, steps: Steps) -> None:
+        """Adds a range."""
+        self._steady.append(steps.number[steps.steady])
+        for name, values in found.steps.items():
+            self._columns[name].append(values)
+        self._ranks.add(
+            [row.rank for row in found.ranks],
+            [
+                (
+                    *(getattr(row, name) for name in (*_RANK_TIMES, *_RANK_COUNTS)),
+                    *(getattr(row.clocks, name) for name in _CLOCKS),
+                    *(getattr(row.copies, name) for name in _COPIES),
+                )
+                for row in found.ranks
+            ],
+        )
+        self._idle.add(
+            [row.rank for row in found.idle],
+            [[getattr(row, name) for name in _IDLE] for row in found.idle],
+        )
+        waited = [
+            ((rank, other), ns) for rank, each in found.waited_for.items() for other, ns in each
+        ]
+        self._waited_for.add([pair for pair, _ in waited], [(ns,) for _, ns in waited])
+
+    def result(self) -> RankMeasures:
+        """The measures of all ranges."""
+        columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
+        order = np.lexsort((columns["step"], columns["rank"]))
+        columns = _without_gaps({name: values[order] for name, values in columns.items()})
+        waited_for = self._all_waited_for()
+        return RankMeasures(columns, self._rows(columns), self._idle_rows(waited_for), waited_for)
+
+    def _rows(self, columns: Mapping[str, FloatArray]) -> tuple[RankRow, ...]:
+        steady = np.isin(columns["step"], np.concatenate(self._steady))
+        rank, wall = columns["rank"][steady], columns["wall_ns"][steady] / 1e3
+        rows = []
+        for number, values in sorted(self._ranks.items()):
+            mine = wall[slice(*np.searchsorted(rank, [number, number + 1]).tolist())]
+            p50, p95 = np.percentile(mine, [50, 95]).tolist() if len(mine) else (None, None)
+            rows.append(_merged_row(number, (p50, p95), values))
+        return tuple(rows)
+
+    def _all_waited_for(self) -> dict[int, WaitedFor]:
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for (rank, other), (ns,) in self._waited_for.items():
+            found[rank].append((other, _count(ns)))
+        return {
+            rank: tuple(sorted(others, key=lambda each: (-each[1], each[0])))
+            for rank, others in found.items()
+        }
+
+    def _idle_rows(self, waited_for: Mapping[int, WaitedFor]) -> tuple[IdleRow, ...]:
+        return tuple(
+            IdleRow(
+                rank=rank,
+                waits_for=waited_for[rank][0][0] if rank in waited_for else None,
+                **dict(zip(_IDLE, _times(values), strict=True)),
+            )
+            for rank, values in sorted(self._idle.items())
+        )
+
+
+def _without_gaps(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """Measures of ranks in steps, with those that are unknown in some ranges only.
+
+    A rank whose compute is known in some range did not compute in a range that has none, and one
+    whose messages were joined in some range waited for nobody that is known in the others.
+    """
+    wall, copies = columns["wall_ns"], columns["copy_ns"]
+    comm = np.nan_to_num(columns["comm_ns"])
+    idle = wall - comm - copies
+    instead = {"exposed_ns": comm, "idle_ns": idle, "idle_unknown_ns": idle}
+    ranks, which = np.unique(columns["rank"], return_inverse=True)
+    found = dict(columns)
+    for name in FIELDS:
+        unknown = np.isnan(columns[name])
+        if unknown.any():
+            is_known = np.bincount(which, weights=~unknown, minlength=len(ranks)) > 0
+            values = np.where(unknown & is_known[which], instead.get(name, 0.0), columns[name])
+            found[name] = values
+    return found
+
+
+def _merged_row(
+    rank: int, step_us: tuple[float | None, float | None], sums: Sequence[float | None]
+) -> RankRow:
+    """One rank's row.
+
+    Args:
+        rank: The rank.
+        step_us: Median and 95th percentile of its steady steps.
+        sums: Its times, counts and times of copies, in the order of `_RankMerger`.
+    """
+    values: dict[str, Any] = dict(zip(_RANK_TIMES, _times(sums), strict=False))
+    counts = sums[len(_RANK_TIMES) :]
+    values |= dict(zip(_RANK_COUNTS, map(_count, counts), strict=False))
+    counts = counts[len(_RANK_COUNTS) :]
+    clocks, copied = counts[: len(_CLOCKS)], counts[len(_CLOCKS) :]
+    copies = CopyTimes(*(us or 0.0 for us in _times(copied)))
+    overlap = values["overlap_us"]
+    return RankRow(
+        rank=rank,
+        step_us_p50=step_us[0],
+        step_us_p95=step_us[1],
+        overlap_ratio=None if overlap is None else ratio(overlap, values["comm_us"] or 0.0),
+        copies=copies,
+        clocks=MessageClocks(*map(_count, clocks)),
+        **values,
+    )
+
+
+def _count(value: float | None) -> int:
+    """A sum of integers."""
+    return round(value or 0.0)
+
+
+def _times(values: Sequence[float | None]) -> list[float | None]:
+    """Sums of microseconds, whose parts are whole nanoseconds."""
+    return [None if value is None else round(value, 3) for value in values]
+
+
+RANKS: Final[Measure[RankMeasures, tuple[RankRow, ...]]] = Measure(
+    "ranks",
+    lambda whole: whole.found.of(RANKS).ranks,
+    lambda joined: joined.once(measure_ranks),
+    _RankMerger,
+)
+IDLE: Final = derived("idle", lambda whole: whole.found.of(RANKS).idle)
+RANK_STEPS: Final = derived("rank_steps", lambda whole: whole.rank_steps)

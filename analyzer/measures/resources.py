@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
 from ddltrace.analyzer.events.process_stops import READ_EVERY_NS, stops_between_readings
+from ddltrace.analyzer.measures.measure import derived
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -281,3 +282,6 @@ def worst_throttled(rows: Sequence[ResourceRow]) -> ResourceRow | None:
     """The rank whose device was throttled in most samples; None if none was."""
     throttled = [row for row in rows if row.device_throttled_share]
     return max(throttled, key=lambda row: row.device_throttled_share or 0.0, default=None)
+
+
+RESOURCES: Final = derived("resources", lambda whole: resource_rows(whole.trace))

@@ -7,9 +7,9 @@ the job counts in addition to the waiting that it causes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,9 @@ from ddltrace.analyzer.joined.delays import CAUSES, find_delays
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.replay import Scenario
-from ddltrace.analyzer.measures.savings import SavingsFinder
+from ddltrace.analyzer.measures.keyed_sums import KeyedSums, SavingSums
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
+from ddltrace.analyzer.measures.savings import SavingsFinder, find_savings
 from ddltrace.analyzer.measures.steps import Steps
 
 _TRANSFER: Final = CAUSES.index("transfer")
@@ -549,3 +551,117 @@ def _median_of_others(values: IntArray) -> IntArray:
     middle = (len(values) - 2) // 2
     place = np.where(rank <= middle, middle + 1, middle)
     return values[order[place]]
+
+
+class _CauseSums:
+    """Merges root causes of waiting."""
+
+    def __init__(self) -> None:
+        self._costs: KeyedSums[tuple[int, str, int | None]] = KeyedSums(3)
+        self._saves = SavingSums(KeyedSums(3))
+        self._names: dict[tuple[int, str, int | None], tuple[float, str]] = {}
+
+    def add(self, causes: Iterable[RootCause], weight: float) -> None:
+        """Adds the causes of a range."""
+        rows = list(causes)
+        keys = [(row.rank, row.activity, row.peer) for row in rows]
+        costs = [(row.direct_us, row.propagated_us, row.slower_us) for row in rows]
+        self._costs.add(keys, costs, weight)
+        self._saves.add(dict(zip(keys, map(_range_of, rows), strict=True)), weight)
+        for key, row in zip(keys, rows, strict=True):
+            cost = row.cost_us * weight
+            if row.name is not None and cost > self._names.get(key, (0.0, ""))[0]:
+                self._names[key] = (cost, row.name)
+
+    def result(self, weight: float, waiting_us: float) -> tuple[RootCause, ...]:
+        """All causes, the most expensive first.
+
+        Args:
+            weight: Number of steps.
+            waiting_us: All waiting per step.
+        """
+        saves = self._saves.means(weight)
+        rows = []
+        for key, sums in self._costs.items():
+            direct, propagated, slower = ((value or 0.0) / weight for value in sums)
+            known, between = known_or_range(saves[key])
+            rows.append(
+                RootCause(
+                    rank=key[0],
+                    activity=key[1],
+                    peer=key[2],
+                    name=self._names[key][1] if key in self._names else None,
+                    direct_us=direct,
+                    propagated_us=propagated,
+                    slower_us=slower,
+                    share=(direct + propagated) / waiting_us if waiting_us else 0.0,
+                    saves_us=known,
+                    saves_range_us=between,
+                )
+            )
+        return tuple(sorted(rows, key=lambda row: -row.cost_us))
+
+
+def _range_of(row: RootCause) -> tuple[float, float] | None:
+    """The lowest and the highest saving of a cause; None if it was not found."""
+    if row.saves_range_us is not None or row.saves_us is None:
+        return row.saves_range_us
+    return row.saves_us, row.saves_us
+
+
+class _WaitingAndCauses(NamedTuple):
+    """How long ranks wait for each other, and why."""
+
+    waiting: Waiting
+    causes: tuple[RootCause, ...]
+
+
+def find_causes(joined: JoinedSteps) -> _WaitingAndCauses:
+    """Measures how long ranks wait for each other, and why."""
+    finder = RootCauseFinder(joined.scans, joined.joined, joined.graph, joined.steps, joined.work)
+    return _WaitingAndCauses(finder.waiting(), finder.causes(joined.once(find_savings)))
+
+
+class _WaitingMerger:
+    """Merges ranges of steps: means per step over all of them."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._totals: KeyedSums[str] = KeyedSums(3)
+        self._ranks: KeyedSums[int] = KeyedSums(2)
+        self._causes = _CauseSums()
+
+    def add(self, found: _WaitingAndCauses, steps: Steps) -> None:
+        """Adds a range."""
+        weight, waiting = float(len(steps)), found.waiting
+        self._weight += weight
+        totals = (waiting.total_us, waiting.p2p_us, waiting.unknown_us)
+        self._totals.add([""], [totals], weight)
+        self._ranks.add(
+            [row.rank for row in waiting.ranks],
+            [(row.waits_us, row.causes_us) for row in waiting.ranks],
+            weight,
+        )
+        self._causes.add(found.causes, weight)
+
+    def result(self) -> _WaitingAndCauses:
+        """The waiting and its causes in all ranges."""
+        weight = self._weight
+        ((_, totals),) = self._totals.items()
+        total, p2p, unknown = ((value or 0.0) / weight for value in totals)
+        ranks = tuple(
+            RankWaiting(rank, (own or 0.0) / weight, (of or 0.0) / weight)
+            for rank, (own, of) in sorted(self._ranks.items())
+        )
+        waiting = Waiting(total_us=total, p2p_us=p2p, unknown_us=unknown, ranks=ranks)
+        return _WaitingAndCauses(waiting, self._causes.result(weight, total))
+
+
+WAITING: Final[Measure[_WaitingAndCauses, Waiting]] = Measure(
+    "waiting",
+    lambda whole: whole.found.of(WAITING).waiting,
+    lambda joined: find_causes(joined),  # noqa: PLW0108 (benchmarks/scale.py replaces it)
+    _WaitingMerger,
+    of="steady",
+)
+ROOT_CAUSES: Final = derived("root_causes", lambda whole: whole.found.of(WAITING).causes)

@@ -15,9 +15,9 @@ dependencies are known (StragglerAnalysis), all such time is waiting, as in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice, pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.replay import Replay, Scenario, StepEnds
-from ddltrace.analyzer.measures.path_parts import PathPart
+from ddltrace.analyzer.measures.keyed_sums import KeyedSums
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
+from ddltrace.analyzer.measures.path_parts import MOST_PARTS, PathPart, PathRank, path_parts
 from ddltrace.analyzer.measures.steps import Steps
 
 _OWN: Final = ("compute", "update", "data", "copy", "host")
@@ -279,3 +281,130 @@ def _grouped(keys: IntArray, wanted: IntArray) -> list[IntArray]:
     by_group = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[by_group], np.arange(len(wanted) + 1))
     return [rows[by_group[low:high]] for low, high in pairwise(bounds)]
+
+
+def find_savings(joined: JoinedSteps) -> SavingsFinder | None:
+    """Replays the steady steps; None without any."""
+    if not len(joined.steady):
+        return None
+    return SavingsFinder(
+        joined.scans,
+        joined.joined,
+        joined.graph,
+        joined.steps,
+        joined.work,
+        dependencies_known=joined.dependencies_known,
+    )
+
+
+class _PathSavings(NamedTuple):
+    """The critical paths of the steady steps, and what they would save.
+
+    Attributes:
+        parts: Parts of these paths, the largest first.
+        by_rank: These paths by category and rank.
+        savings: Possible savings by category; None without steps.
+    """
+
+    parts: tuple[PathPart, ...]
+    by_rank: tuple[PathRank, ...]
+    savings: Savings | None
+
+
+def find_path_savings(joined: JoinedSteps) -> _PathSavings:
+    """Measures the critical paths of the steady steps."""
+    paths = joined.steady_paths
+    parts, by_rank = path_parts(paths, None if joined.in_ranges else MOST_PARTS)
+    finder = joined.once(find_savings)
+    if finder is None:
+        return _PathSavings(parts, by_rank, None)
+    alone = finder.by_part(parts[:MOST_PARTS], paths)
+    replayed = (
+        replace(part, alone_us=us) for part, us in zip(parts[:MOST_PARTS], alone, strict=True)
+    )
+    return _PathSavings((*replayed, *parts[MOST_PARTS:]), by_rank, finder.by_category())
+
+
+_SAVINGS: Final = tuple(field.name for field in fields(Savings))
+
+
+class _PathMerger:
+    """Merges ranges of steps: means per step over all of them."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._parts: KeyedSums[tuple[str, int, str | None]] = KeyedSums(2)
+        self._by_rank: KeyedSums[tuple[int, str]] = KeyedSums(1)
+        self._savings: KeyedSums[str] = KeyedSums(len(_SAVINGS))
+
+    def add(self, found: _PathSavings, steps: Steps) -> None:
+        """Adds a range."""
+        weight = float(len(steps))
+        self._weight += weight
+        self._parts.add(
+            [(row.category, row.rank, row.name) for row in found.parts],
+            [(row.us, row.alone_us) for row in found.parts],
+            weight,
+        )
+        self._by_rank.add(
+            [(row.rank, row.category) for row in found.by_rank],
+            [(row.us,) for row in found.by_rank],
+            weight,
+        )
+        if found.savings is not None:
+            values = [getattr(found.savings, name) for name in _SAVINGS]
+            self._savings.add([""], [values], weight)
+
+    def result(self) -> _PathSavings:
+        """The paths and savings of all ranges."""
+        weight = self._weight
+        savings = [
+            Savings(*((value or 0.0) / weight for value in values))
+            for _, values in self._savings.items()
+        ]
+        return _PathSavings(
+            _merged_parts(self._parts, weight),
+            _merged_ranks(self._by_rank, weight),
+            savings[0] if savings else None,
+        )
+
+
+def _merged_ranks(sums: KeyedSums[tuple[int, str]], weight: float) -> tuple[PathRank, ...]:
+    rows = [
+        PathRank(category, rank, (us or 0.0) / weight) for (rank, category), (us,) in sums.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.rank, CATEGORIES.index(row.category))))
+
+
+def _merged_parts(
+    sums: KeyedSums[tuple[str, int, str | None]], weight: float
+) -> tuple[PathPart, ...]:
+    rows = [
+        (category, rank, name, us or 0.0, alone or 0.0)
+        for (category, rank, name), (us, alone) in sums.items()
+    ]
+    total = sum(row[3] for row in rows)
+    return tuple(
+        PathPart(
+            category=category,
+            rank=rank,
+            name=name,
+            us=us / weight,
+            alone_us=alone / weight,
+            share=us / total if total else 0.0,
+        )
+        for category, rank, name, us, alone in sorted(rows, key=lambda row: -row[3])
+    )
+
+
+CRITICAL_PATH: Final[Measure[_PathSavings, tuple[PathPart, ...]]] = Measure(
+    "critical_path",
+    lambda whole: whole.found.of(CRITICAL_PATH).parts[:MOST_PARTS],
+    lambda joined: joined.once(find_path_savings),
+    _PathMerger,
+    of="steady",
+)
+CRITICAL_PATH_BY_RANK: Final = derived(
+    "critical_path_by_rank", lambda whole: whole.found.of(CRITICAL_PATH).by_rank
+)
+SAVINGS: Final = derived("savings", lambda whole: whole.found.of(CRITICAL_PATH).savings)

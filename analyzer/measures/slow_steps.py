@@ -24,6 +24,7 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 from ddltrace.analyzer.measures.steps import Steps
 
 _SCORE: Final = 3.5
@@ -219,3 +220,16 @@ def _extra(path: PathSums, usual: FloatArray) -> tuple[ExtraTime, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda row: -abs(row.us)))
+
+
+def _sums(joined: JoinedSteps) -> dict[int, PathSums]:
+    sums = {step: path_sums(path) for step, path in joined.paths.items()}
+    return {step: each.compact() for step, each in sums.items()} if joined.in_ranges else sums
+
+
+SLOW_STEPS: Final[Measure[dict[int, PathSums], SlowSteps]] = Measure(
+    "slow_steps",
+    lambda whole: slow_steps(whole.steps, whole.found.of(SLOW_STEPS).__getitem__),
+    _sums,
+    merged_by(lambda former, later: former | later),
+)

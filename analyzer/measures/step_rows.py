@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import FloatArray
-from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.measures.breakdown import ratio
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, merged_by
 from ddltrace.analyzer.measures.path_parts import CopyTimes, PathTotals, path_copies, path_totals
-from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.measures.rank_measures import measure_ranks
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,9 @@ class StepRow:
     copies: CopyTimes
 
 
-def step_rows(
-    steps: Steps, rank_steps: Mapping[str, FloatArray], paths: Mapping[int, Path], origin_ns: int
-) -> tuple[StepRow, ...]:
-    """One row per step.
-
-    Args:
-        steps: The steps.
-        rank_steps: Measures of every rank in each step.
-        paths: Step -> its critical path.
-        origin_ns: Where the trace begins, ns on rank 0's clock.
-    """
+def _step_rows(joined: JoinedSteps) -> tuple[StepRow, ...]:
+    steps, paths, origin_ns = joined.steps, joined.paths, joined.origin_ns
+    rank_steps = joined.once(measure_ranks).steps
     which = np.searchsorted(steps.number, rank_steps["step"]) if len(steps) else None
     sums = {
         name: np.bincount(which, weights=rank_steps[name], minlength=len(steps))
@@ -81,3 +72,14 @@ def step_rows(
             )
         )
     return tuple(rows)
+
+
+def _rows(whole: Whole) -> tuple[StepRow, ...]:
+    """The rows of all steps; whether the first ones are warm-up is known after the last range."""
+    steps = whole.steps
+    steady = dict(zip(steps.number.tolist(), steps.steady.tolist(), strict=True))
+    rows = sorted(whole.found.of(STEPS), key=lambda row: row.step)
+    return tuple(replace(row, steady=steady[row.step]) for row in rows)
+
+
+STEPS: Final = Measure("steps", _rows, _step_rows, merged_by(lambda former, later: former + later))

@@ -130,3 +130,19 @@ def messages_in_steps(number: IntArray, joined: Joined) -> tuple[IntArray, IntAr
 
 def _concatenate(parts: list[IntArray]) -> IntArray:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def in_steps(step: IntArray, numbers: IntArray) -> IntArray:
+    """Whether each step number is among the given, ascending steps."""
+    return np.asarray(place_in(step, numbers) != NULL)
+
+
+def place_in(step: IntArray, numbers: IntArray) -> IntArray:
+    """Returns the index of each step number in the given, ascending steps, or `NULL`."""
+    if not len(numbers):
+        return np.full(len(step), NULL)
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first == len(numbers) - 1:  # the usual case: none is left out
+        return np.where((step >= first) & (step <= last), step - first, NULL)
+    place = np.minimum(np.searchsorted(numbers, step), len(numbers) - 1)
+    return np.where(numbers[place] == step, place, NULL)

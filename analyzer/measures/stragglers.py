@@ -10,14 +10,18 @@ median over all steps would not show it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, FloatArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.distribution import Distribution, merged
+from ddltrace.analyzer.measures.keyed_sums import KeyedSums, SavingSums
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole
+from ddltrace.analyzer.measures.savings import find_savings
+from ddltrace.analyzer.measures.steps import Steps, in_steps
 
 _CAUSES: Final = {
     "compute": "compute_ns",
@@ -284,3 +288,72 @@ def _medians(ranks: FloatArray, values: FloatArray) -> list[float]:
     order = np.argsort(ranks, kind="stable")
     bounds = np.flatnonzero(np.diff(ranks[order])) + 1
     return [float(np.median(part)) for part in np.split(values[order], bounds)]
+
+
+_REPLAYED: Final = 32
+
+
+class _Stragglers(NamedTuple):
+    """How late ranks are, and what a step would save if no rank waited for the worst."""
+
+    lateness: Lateness
+    saves: dict[int, float]
+
+
+def _stragglers(joined: JoinedSteps) -> _Stragglers:
+    collectives = joined.joined.collectives
+    has_steps = len(joined.steps) > 0
+    chosen = in_steps(collectives.step, joined.steady) if has_steps else joined.chosen_collectives
+    lateness = find_lateness(joined.joined, chosen)
+    finder = joined.once(find_savings)
+    saves = {} if finder is None else finder.by_rank(lateness.worst(_REPLAYED))
+    if joined.in_ranges:
+        ranks = {
+            rank: replace(late, lateness=late.lateness.rounded())
+            for rank, late in lateness.ranks.items()
+        }
+        lateness = Lateness(ranks, lateness.took_part)
+    return _Stragglers(lateness, saves)
+
+
+class _StragglerMerger:
+    """Merges ranges of steps: a saving is a mean over the steps of the ranges that know it."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._lateness: dict[int, RankLateness] = {}
+        self._took_part: KeyedSums[int] = KeyedSums(1)
+        self._saves = SavingSums(KeyedSums(3))
+
+    def add(self, found: _Stragglers, steps: Steps) -> None:
+        """Adds a range."""
+        lateness, weight = found.lateness, float(len(steps))
+        self._weight += weight
+        for rank, late in lateness.ranks.items():
+            known = self._lateness.get(rank)
+            self._lateness[rank] = late if known is None else RankLateness.merged([known, late])
+        saves = {rank: found.saves.get(rank) for rank in lateness.ranks}
+        self._saves.add(
+            {rank: None if us is None else (us, us) for rank, us in saves.items()}, weight
+        )
+        self._took_part.add(
+            list(lateness.took_part), [(count,) for count in lateness.took_part.values()]
+        )
+
+    def result(self) -> _Stragglers:
+        """The measures of all ranges."""
+        took_part = {rank: round(count or 0.0) for rank, (count,) in self._took_part.items()}
+        saves = self._saves.means(self._weight)
+        return _Stragglers(
+            Lateness(dict(sorted(self._lateness.items())), took_part),
+            {rank: pair[1] for rank, pair in saves.items() if pair is not None},
+        )
+
+
+def _rows(whole: Whole) -> tuple[StragglerRow, ...]:
+    lateness, saves = whole.found.of(STRAGGLERS)
+    rows = straggler_rows(lateness, whole.rank_steps, whole.window, whole.residual_ns)
+    return tuple(replace(row, saves_us=saves.get(row.rank)) for row in rows)
+
+
+STRAGGLERS: Final = Measure("stragglers", _rows, _stragglers, _StragglerMerger, of="steady")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray
+from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.measures.breakdown import ratio
 from ddltrace.analyzer.measures.idle import IdleShares, idle_shares
-from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.measures.measure import Whole, derived
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,8 @@ class Summary:
     rule: str
 
 
-def summary(steps: Steps, rank_steps: Mapping[str, FloatArray], counted: BoolArray) -> Summary:
-    """Summarizes the steady steps.
-
-    Args:
-        steps: All steps.
-        rank_steps: Measures of every rank in each step.
-        counted: Which of them are of steady steps; all in a trace without steps.
-    """
+def _summary(whole: Whole) -> Summary:
+    steps, rank_steps, counted = whole.steps, whole.rank_steps, whole.window
     wall = float(rank_steps["wall_ns"][counted].sum())
 
     def share(column: str) -> float | None:
@@ -111,3 +105,6 @@ def _times(values: FloatArray) -> StepTimes:
         return StepTimes(None, None, None)
     p50, p95 = np.percentile(values, [50, 95]).tolist()
     return StepTimes(p50=p50, p95=p95, mean=float(values.mean()))
+
+
+SUMMARY: Final = derived("summary", _summary)

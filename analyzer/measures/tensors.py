@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from ddltrace.analyzer.events.event_columns import (
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.measures.collectives import in_steps, place_in
+from ddltrace.analyzer.measures.keyed_sums import KeyedSums
+from ddltrace.analyzer.measures.measure import MAX_PERIODS, JoinedSteps, Measure, derived
+from ddltrace.analyzer.measures.steps import Steps, in_steps, place_in
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -34,7 +36,6 @@ _SPREADING: Final = frozenset({"all_gather", "broadcast"})
 _OF_LAST: Final = frozenset({"complete", "waited", "updated"})
 """Times of the last message that carries a gradient; the others are of the first one."""
 
-MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
 """Times from the start of a step are kept within 2.4 hours; there may be 500,000 tensors."""
 
@@ -498,3 +499,138 @@ def _value(keys: IntArray) -> IntArray:
 
 def _us(value: float) -> float | None:
     return None if np.isnan(value) else float(value) / 1e3
+
+
+_TENSOR_TIMES: Final = (
+    *("ready_us", "enqueue_us", "start_us", "complete_us", "waited_us", "updated_us", "bucket"),
+)
+
+
+class _TensorMerger:
+    """Merges ranges of steps: a median is the median of those of the ranges."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._bytes: list[int] = []
+        self._times: list[tuple[FloatArray, FloatArray, float]] = []
+        self._sums: KeyedSums[str] = KeyedSums(2)
+        self._weight = 0.0
+        self._courses: dict[int, TensorTimes] = {}
+
+    def add(self, times: TensorTimes, steps: Steps) -> None:
+        """Adds the times in a range."""
+        weight = float(times.rank_steps.sum())
+        self._weight += weight
+        for row in times.rows:
+            if row.name not in self._places:
+                self._places[row.name] = len(self._bytes)
+                self._bytes.append(row.bytes)
+        rows = [[getattr(row, name) for name in _TENSOR_TIMES] for row in times.rows]
+        if rows:
+            places = np.array([self._places[row.name] for row in times.rows])
+            self._times.append((places, np.array(rows, dtype=np.float64), weight))
+        self._sums.add(
+            [row.name for row in times.rows],
+            [(row.exposed_us, row.messages) for row in times.rows],
+            weight,
+        )
+        self._courses[int(steps.number[0])] = times._replace(rows=())
+
+    def result(self) -> TensorTimes:
+        """The times in all ranges."""
+        medians = self._merged_medians()
+        weight = max(self._weight, 1.0)
+        rows = []
+        for name, (exposed, messages) in self._sums.items():
+            values = medians[self._places[name]].tolist()
+            times = {
+                column: None if np.isnan(value) else value
+                for column, value in zip(_TENSOR_TIMES, values, strict=True)
+            }
+            bucket = times.pop("bucket")
+            rows.append(
+                TensorRow(
+                    name=name,
+                    bytes=self._bytes[self._places[name]],
+                    exposed_us=None if exposed is None else exposed / weight,
+                    messages=(messages or 0.0) / weight,
+                    bucket=None if bucket is None else round(bucket),
+                    **times,
+                )
+            )
+        course, rank_steps = self._course()
+        return TensorTimes(sorted_rows(rows), course, rank_steps)
+
+    def _merged_medians(self) -> FloatArray:
+        """The medians of the ranges' medians, shape (tensors, times); NaN for unknown ones."""
+        found = np.full((len(self._bytes), len(_TENSOR_TIMES)), np.nan)
+        # In steps without a gradient, messages carry a parameter for other reasons.
+        ready = [
+            np.isfinite(times[:, _TENSOR_TIMES.index("ready_us")]) for _, times, _ in self._times
+        ]
+        trained = np.zeros(len(self._bytes), dtype=bool)
+        for (places, _, _), known in zip(self._times, ready, strict=True):
+            trained[places[known]] = True
+        values = np.full((len(self._times), len(self._bytes)), np.nan)
+        weights = np.array([weight for _, _, weight in self._times])
+        for column in range(len(_TENSOR_TIMES)):
+            values[:] = np.nan
+            for part, (places, times, _) in enumerate(self._times):
+                counts = ready[part] | ~trained[places]
+                values[part, places[counts]] = times[counts, column]
+            found[:, column] = weighted_medians(values, weights)
+        return found
+
+    def _course(self) -> tuple[dict[str, FloatArray], Any]:
+        """The exposed time of each tensor in at most `MAX_PERIODS` periods, and their steps."""
+        courses = [self._courses[step] for step in sorted(self._courses)]
+        rank_steps = np.concatenate([times.rank_steps for times in courses])
+        count = len(rank_steps)
+        group = np.arange(count) * min(MAX_PERIODS, count) // max(count, 1)
+        first = np.flatnonzero(np.append(True, np.diff(group) > 0))[: max(count, 0)]
+        sums = np.add.reduceat(rank_steps, first) if count else rank_steps
+        names = {name: None for times in courses for name in times.course}
+        course = {}
+        for name in names:
+            of_period = [
+                times.course.get(name, np.zeros(len(times.rank_steps))) for times in courses
+            ]
+            exposed = np.concatenate(of_period) * rank_steps
+            course[name] = np.add.reduceat(exposed, first) / np.maximum(sums, 1)
+        return course, sums
+
+
+def weighted_medians(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """The weighted median of each column: half of the weight is on either side of it.
+
+    Args:
+        values: Shape (rows, columns); NaN for unknown ones, which do not count.
+        weights: Of each row.
+
+    Returns:
+        One value for each column; NaN where none is known.
+    """
+    if not len(values):
+        return np.full(values.shape[1], np.nan)
+    order = np.argsort(values, axis=0, kind="stable")  # NaN last
+    ordered = np.take_along_axis(values, order, axis=0)
+    held = np.cumsum(np.where(np.isnan(ordered), 0.0, weights[order]), axis=0)
+    columns = np.arange(values.shape[1])
+    low = ordered[np.argmax(held >= held[-1] / 2, axis=0), columns]
+    high = ordered[np.argmax(held > held[-1] / 2, axis=0), columns]
+    return np.asarray((low + high) / 2)
+
+
+def find_tensors(joined: JoinedSteps) -> TensorTimes:
+    """Measures every parameter in the steady steps."""
+    return tensor_times(joined.trace, joined.scans, joined.steady, joined.most_periods)
+
+
+TENSORS: Final[Measure[TensorTimes, tuple[TensorRow, ...]]] = Measure(
+    "tensors",
+    lambda whole: whole.found.of(TENSORS).rows,
+    lambda joined: joined.once(find_tensors),
+    _TensorMerger,
+    of="steady",
+)
+TENSOR_COURSE: Final = derived("tensor_course", lambda whole: whole.found.of(TENSORS).course)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ddltrace.analyzer.events.interval_sets import length
 from ddltrace.analyzer.formatting.units import agreeing, counted, share_text
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
-from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, merged_by
 from ddltrace.tracer.trace.communication_kernels import SUSPECTS_LABEL
-
-if TYPE_CHECKING:
-    from ddltrace.analyzer.trace.opened_trace import Trace
-    from ddltrace.analyzer.trace.step_selection import StepSelection
 
 _UNRECORDED_WORTH_SAYING: Final = 0.01
 
@@ -98,18 +95,10 @@ def _unrecorded_notes(facts: Mapping[int, RankFacts], *, operations_only: bool) 
     ]
 
 
-def trace_facts(
-    trace: Trace, facts: Mapping[int, RankFacts], steps: Steps, selection: StepSelection | None
-) -> TraceFacts:
-    """Collects what was recorded, and the limitations that a reader must know.
-
-    Args:
-        trace: The trace.
-        facts: Rank -> facts about its record.
-        steps: The steps that were analyzed.
-        selection: Of a trace that was not read as a whole, the steps that were.
-    """
-    run = trace.run
+def _trace_facts(whole: Whole) -> TraceFacts:
+    """Collects what was recorded, and the limitations that a reader must know."""
+    trace, selection, steps = whole.trace, whole.selection, whole.steps
+    facts, run = whole.found.of(TRACE), trace.run
     notes = list(trace.notes)
     if selection is not None and selection.note is not None:
         notes.append(selection.note)
@@ -166,3 +155,37 @@ def _suspects(label: Any) -> dict[str, int]:
     """The kernels that may communicate, from a label of the run."""
     counts = label.items() if isinstance(label, dict) else ()
     return {str(name): count for name, count in counts if type(count) is int}
+
+
+def _both_facts(former: RankFacts, later: RankFacts) -> RankFacts:
+    """Facts about a rank's record over two ranges, which have neighbouring steps in common."""
+    return RankFacts(
+        events=former.events + later.events,
+        damaged=max(former.damaged, later.damaged),
+        backwards=max(former.backwards, later.backwards),
+        unrecorded_ns=former.unrecorded_ns + later.unrecorded_ns,
+        span_ns=former.span_ns + later.span_ns,
+        is_partial=True,
+    )
+
+
+def _facts(joined: JoinedSteps) -> dict[int, RankFacts]:
+    """Rank -> facts about its record."""
+    return {
+        rank: RankFacts(
+            scan.events,
+            scan.damaged,
+            scan.backwards,
+            int(length(scan.activity.unrecorded)),
+            scan.last - scan.first,
+        )
+        for rank, scan in joined.scans.items()
+    }
+
+
+def _both(former: dict[int, RankFacts], later: dict[int, RankFacts]) -> dict[int, RankFacts]:
+    both = {rank: _both_facts(former[rank], later[rank]) for rank in former if rank in later}
+    return former | later | both
+
+
+TRACE: Final = Measure("trace", _trace_facts, _facts, merged_by(_both), of="all")

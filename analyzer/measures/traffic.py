@@ -19,7 +19,8 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
-from ddltrace.analyzer.measures.collectives import LinkTimes
+from ddltrace.analyzer.measures.collectives import LinkTimes, find_links
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 
 _MAX_ROWS: Final = 4096
 _MAX_PAIRWISE: Final = 64
@@ -115,3 +116,20 @@ def _spread(
 def _seen(joined: Joined, group: int) -> tuple[int, ...]:
     ranks: IntArray = joined.messages.rank[joined.messages.group == group]
     return tuple(distinct(ranks).tolist())
+
+
+def _traffic(joined: JoinedSteps) -> tuple[TrafficRow, ...]:
+    return traffic_rows(joined.joined, joined.once(find_links), joined.chosen_collectives)
+
+
+def _both(former: tuple[TrafficRow, ...], later: tuple[TrafficRow, ...]) -> tuple[TrafficRow, ...]:
+    sums: dict[tuple[int, int, str | None], int] = {}
+    for row in (*former, *later):
+        key = row.src, row.dst, row.assumed
+        sums[key] = sums.get(key, 0) + row.bytes
+    return tuple(TrafficRow(src, dst, size, how) for (src, dst, how), size in sums.items())
+
+
+TRAFFIC: Final[Measure[tuple[TrafficRow, ...], tuple[TrafficRow, ...]]] = Measure(
+    "traffic", lambda whole: largest_rows(whole.found.of(TRAFFIC)), _traffic, merged_by(_both)
+)

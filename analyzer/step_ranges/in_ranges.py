@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
 from ddltrace.analyzer.engine.part_tasks import map_parts
 from ddltrace.analyzer.engine.progress import Progress
-from ddltrace.analyzer.measures.measured import Measured
+from ddltrace.analyzer.measures.measure import MAX_PERIODS, Found
 from ddltrace.analyzer.measures.steps import MAX_WARMUP
-from ddltrace.analyzer.measures.tensors import MAX_PERIODS
-from ddltrace.analyzer.step_ranges.merge import Merger, as_warmup
+from ddltrace.analyzer.step_ranges.merge import RangeMerger, as_warmup
 from ddltrace.analyzer.step_ranges.range_task import StepRange, measure_range
 from ddltrace.analyzer.trace.step_selection import RULE_ASKED
 from ddltrace.tracer.errors import TraceError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.step_selection import StepSelection
 
 
-def measure_in_ranges(trace: Trace, selection: StepSelection, ranges: Sequence[range]) -> Measured:
+def measure_in_ranges(trace: Trace, selection: StepSelection, ranges: Sequence[range]) -> Found:
     """Measures steps of a trace.
 
     Args:
@@ -38,9 +37,9 @@ def measure_in_ranges(trace: Trace, selection: StepSelection, ranges: Sequence[r
     Raises:
         TraceError: No step was completed.
     """
-    merger = Merger()
+    merger = RangeMerger()
     # Whether the first steps are warm-up depends on later ones.
-    first: list[tuple[range, Measured]] = []
+    first: list[tuple[range, Found]] = []
     completed = 0
     every = _measured(trace, selection, ranges, len(ranges))
     for steps, part in zip(ranges, every, strict=True):
@@ -71,7 +70,7 @@ def measure_in_ranges(trace: Trace, selection: StepSelection, ranges: Sequence[r
 
 def _measured(
     trace: Trace, selection: StepSelection, ranges: Sequence[range], count: int
-) -> Iterator[Measured]:
+) -> Iterator[Found]:
     """The measures of ranges of steps, in order.
 
     Args:

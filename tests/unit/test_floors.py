@@ -120,8 +120,7 @@ ORDER = {
     "analyzer": (
         *("recent_cache", "formatting", "engine", "events", "nccl", "importers", "trace"),
         "joined",
-        *("measures", "model", "measure_steps", "step_ranges", "live", "findings", "report"),
-        *("assemble", "analysis", "slack"),
+        *("measures", "model", "step_ranges", "live", "findings", "report", "analysis", "slack"),
         *("compare", "query", "exporters"),
         *("exchange_commands", "commands", "__init__"),
     ),

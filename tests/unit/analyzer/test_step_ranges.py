@@ -16,9 +16,9 @@ from support import programs
 from ddltrace.analyzer.commands import analyze as analyze_command
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.measures.distribution import Distribution, merged
+from ddltrace.analyzer.measures.keyed_sums import KeyedSums
+from ddltrace.analyzer.measures.tensors import weighted_medians
 from ddltrace.analyzer.step_ranges.division import divide
-from ddltrace.analyzer.step_ranges.keyed_sums import KeyedSums
-from ddltrace.analyzer.step_ranges.merge_steady import weighted_medians
 from ddltrace.analyzer.trace import step_selection
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.analyzer.trace.step_selection import RULE_ASKED, StepSelection

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,3 +57,28 @@ class KeyedSums(Generic[Key]):
                 key,
                 [value if is_known else None for value, is_known in zip(sums, known, strict=True)],
             )
+
+
+_MOST_UNKNOWN: Final = 0.5
+"""A saving is unknown if it was not found for more than this part of the steps."""
+
+
+class SavingSums(NamedTuple):
+    """What is known of a saving that only the worst entries of a range have."""
+
+    rows: KeyedSums[Any]
+
+    def add(self, found: Mapping[Any, tuple[float, float] | None], weight: float) -> None:
+        """Adds the lowest and highest savings in a range; None where they are not known."""
+        unknown = (0.0, 0.0, 1.0)
+        rows = [unknown if saved is None else (*saved, 0.0) for saved in found.values()]
+        self.rows.add(list(found), rows, weight)
+
+    def means(self, whole: float) -> dict[Any, tuple[float, float] | None]:
+        """Key -> the mean per step over the ranges in which it is known."""
+        found: dict[Any, tuple[float, float] | None] = {}
+        for key, (low, high, unknown) in self.rows.items():
+            known = whole - (unknown or 0.0)
+            some = known >= (1 - _MOST_UNKNOWN) * whole
+            found[key] = ((low or 0.0) / known, (high or 0.0) / known) if some else None
+        return found
