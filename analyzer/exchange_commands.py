@@ -67,9 +67,9 @@ def import_(
 
     SOURCE is a file, or a folder with one file per rank, or several of them that are the ranks of
     one job (docs/trace-format.md says how ranks are found): Kineto JSON (torch.profiler), Chrome
-    JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files,
-    Chakra execution traces (.et, or their JSON), plain or gzip; or a Parquet
-    file of StragglerAnalysis. On a Dask cluster, the workers read the files of a folder of
+    JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files, rings of
+    NCCL's events, Chakra execution traces (.et, or their JSON), plain or gzip; or a
+    Parquet file of StragglerAnalysis. On a Dask cluster, the workers read the files of a folder of
     Kineto JSON; other formats are read by this process.
     """
     from ddltrace.analyzer.importers import formats

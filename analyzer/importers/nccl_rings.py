@@ -52,10 +52,11 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     operations: list[Operation] = []
     facts: dict[Process, ProcessFacts] = {}
     handed_over = 0
+    sizes = _sizes(rings)
     for ring in rings:
         run.notes += [f"{ring.path.name}: {note}" for note in ring.notes]
         times = run_times(ring.events)
-        operations += _operations(ring, times)
+        operations += _operations(ring, times, sizes)
         handed_over += int((times.source == HANDED_OVER).sum())
         facts[_process(ring)] = ProcessFacts(
             ring.rank,
@@ -80,18 +81,27 @@ def _process(ring: Ring) -> Process:
     return (ring.host, ring.pid, None)
 
 
-def _operations(ring: Ring, times: RunTimes) -> Iterator[Operation]:
+def _sizes(rings: Sequence[Ring]) -> dict[str, int]:
+    """Ranks of each communicator; version 3 of the interface tells only who is in it."""
+    sizes: dict[str, int] = {}
+    for ring in rings:
+        for each in ring.communicators.values():
+            least = each.size or (0 if each.rank is None else each.rank + 1)
+            sizes[each.id] = max(least, sizes.get(each.id, 1))
+    return sizes
+
+
+def _operations(ring: Ring, times: RunTimes, sizes: dict[str, int]) -> Iterator[Operation]:
     table = ring.events.take(times.rows)
     names = ("func", "comm", "comm_name", "comm_rank", "seq", "peer", "bytes", "start_ns")
     rows = zip(*(table[name].to_pylist() for name in names), strict=True)
-    sizes = {each.id: each.size for each in ring.communicators.values()}
     begins, ends = times.begin.tolist(), times.end.tolist()
     for (func, comm, label, rank, seq, peer, size, enqueued), begin, end in zip(
         rows, begins, ends, strict=True
     ):
         op = public_op(func or "") or clean(func or "unknown", 60)
         place = rank if rank is not None else ring.rank or 0
-        members = max(sizes.get(comm) or 0, place + 1)
+        members = max(sizes.get(comm or "", 1), place + 1)
         given, taken = bytes_of(op, count(size), members)
         yield Operation(
             process=_process(ring),

@@ -22,6 +22,7 @@ from ddltrace.analyzer.measures.summary import Summary
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
+from ddltrace.analyzer.report.nccl_text import nccl_verdicts
 from ddltrace.analyzer.report.notes import notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
     dimensions_text,
@@ -151,6 +152,7 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None 
         waiting=analysis.waiting,
         root_causes=[row for row in analysis.root_causes[:_CAUSES_SHOWN] if row.share >= 0.01],
         ranks=analysis.ranks,
+        nccl_verdicts=nccl_verdicts(analysis.nccl),
         sentences=sentences(analysis)[-3:],  # a hang, if there is one, has a box of its own
         tiles=_tiles(analysis.summary),
         shares=_shares(analysis.summary),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Final
 
 from ddltrace.analyzer.formatting.text_table import render
@@ -52,10 +53,17 @@ def nccl_lines(nccl: Nccl | None, width: int) -> list[str]:
             f"  sent by proxies: {inside} inside of hosts, {between} between hosts, {unknown} to "
             "ranks without a record"
         )
-    lines += [f"  {_slow(row)}" for row in nccl.ranks if row.slow is not None]
-    for choice in nccl.choices[:_MAX_ROWS]:
-        lines += [f"  {line}" for line in _choice(choice)]
+    for verdict in nccl_verdicts(nccl):
+        lines += textwrap.wrap(verdict, width, initial_indent="  ", subsequent_indent="    ")
     return lines
+
+
+def nccl_verdicts(nccl: Nccl | None) -> list[str]:
+    """Sentences on slow ranks and on choices of NCCL that lost."""
+    if nccl is None:
+        return []
+    slow = [_slow(row) for row in nccl.ranks if row.slow is not None]
+    return [*slow, *map(_choice, nccl.choices[:_MAX_ROWS])]
 
 
 def _collective(row: NcclCollective) -> list[str]:
@@ -94,16 +102,16 @@ def _slow(row: NcclRank) -> str:
     return f"rank {row.rank}: what it receives waits {waits} a step for its GPU, which is late"
 
 
-def _choice(row: NcclChoice) -> list[str]:
+def _choice(row: NcclChoice) -> str:
     size, func = bytes_text(row.bytes), printable(row.func or NOT_KNOWN)
-    return [
+    return (
         f"{func} of {size} in {row.ranks or NOT_KNOWN} ranks: "
         f"{printable(f'{row.algo}/{row.proto}')} takes {time_text(row.transfer_us)}, "
         f"{printable(f'{row.better_algo}/{row.better_proto}')} "
-        f"{time_text(row.better_transfer_us)}",
-        f"  (medians of {row.count} and {row.better_count} in this run): "
-        f"try NCCL_ALGO={printable(row.better_algo)} NCCL_PROTO={printable(row.better_proto)}",
-    ]
+        f"{time_text(row.better_transfer_us)} "
+        f"(medians of {row.count} and {row.better_count} in this run): "
+        f"try NCCL_ALGO={printable(row.better_algo)} NCCL_PROTO={printable(row.better_proto)}"
+    )
 
 
 def _more(count: int) -> list[str]:

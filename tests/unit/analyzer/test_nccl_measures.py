@@ -9,6 +9,7 @@ from support.ring_writer import RingWriter
 
 from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.measures.nccl import Nccl
+from ddltrace.analyzer.report.nccl_text import nccl_verdicts
 from ddltrace.analyzer.trace.opened_trace import open_trace
 
 COMM = 0xABC
@@ -101,7 +102,13 @@ def choose(folder: Path, lengths: dict[str, list[int]]) -> None:
 
 def test_a_choice_that_loses_is_named(tmp_path: Path) -> None:
     choose(tmp_path, {"RING": [100, 102, 98, 101, 99, 100, 100], "TREE": [60, 62, 58, 61, 59]})
-    (choice,) = measured(tmp_path).choices
+    found = measured(tmp_path)
+    (choice,) = found.choices
+    (verdict,) = nccl_verdicts(found)
+    assert verdict.startswith(
+        "AllReduce of 1.00 kB in 1 ranks: RING/SIMPLE takes 100 ns, TREE/SIMPLE"
+    )
+    assert verdict.endswith("try NCCL_ALGO=TREE NCCL_PROTO=SIMPLE")
     assert (choice.algo, choice.better_algo, choice.bytes) == ("RING", "TREE", 1000)
     assert (choice.count, choice.better_count) == (7, 5)
     assert (choice.transfer_us, choice.better_transfer_us) == (0.1, 0.06)
@@ -188,7 +195,11 @@ def test_steps_that_overlap_count_once_in_the_bandwidth(tmp_path: Path) -> None:
 
 def test_a_slow_network_is_told_from_a_slow_gpu(tmp_path: Path) -> None:
     exchange(tmp_path, net={2: 400}, held={1: 900})
-    assert [row.slow for row in measured(tmp_path).ranks] == [None, "gpu", "network", None]
+    found = measured(tmp_path)
+    assert [row.slow for row in found.ranks] == [None, "gpu", "network", None]
+    gpu, network = nccl_verdicts(found)
+    assert gpu == "rank 1: what it receives waits 900 ns a step for its GPU, which is late"
+    assert network == "rank 2 sends at 20.0 Gbit/s: its network is slow"
 
 
 def test_ranks_alike_are_not_slow(tmp_path: Path) -> None:

@@ -174,6 +174,18 @@ def test_a_folder_of_rings_is_a_trace(tmp_path: Path) -> None:
     assert (row.arrival_skew_us, row.transfer_us) == (pytest.approx(0.3), pytest.approx(1.0))
 
 
+def test_sizes_of_communicators_that_nccl_does_not_tell(tmp_path: Path) -> None:
+    """As in version 3 of the interface."""
+    for rank in range(3):
+        writer = RingWriter(rank, 100 + rank)
+        comm = writer.comm(COMM, rank, -1)
+        writer.coll(comm, 1000, 1010, 0, 10, func="AllGather")
+        writer.write(tmp_path)
+    trace = open_trace(tmp_path)
+    assert trace.run.ranks[0].world_size == 3
+    assert [trace.events(rank)["out_bytes"].to_pylist() for rank in range(3)] == [[120]] * 3
+
+
 def test_messages_without_kernels_end_with_their_proxies(tmp_path: Path) -> None:
     writer = ring_of(0)
     writer.records = [each for each in writer.records if each["kind"] != 6]

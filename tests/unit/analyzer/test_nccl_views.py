@@ -7,9 +7,10 @@ from pathlib import Path
 
 from support.ring_writer import RingWriter
 
-from ddltrace.analyzer.analysis import analyze
+from ddltrace.analyzer.analysis import analyze, analyze_in_full
 from ddltrace.analyzer.exporters import export
 from ddltrace.analyzer.joined.nccl_lanes import nccl_rows
+from ddltrace.analyzer.report.html_report import render
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import open_trace
 
@@ -74,6 +75,17 @@ def test_report_has_a_section(tmp_path: Path) -> None:
     assert "0 to 1" in section
     assert "16.0 kB inside of hosts, 0 B between hosts" in section
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_html_report_has_the_tables(tmp_path: Path) -> None:
+    for rank in range(2):
+        ring(tmp_path, rank, func="<b>Reduce")
+    trace = open_trace(tmp_path)
+    page = render(analyze_in_full(trace), trace)
+    assert 'id="nccl-collectives"' in page
+    assert "&lt;b&gt;Reduce" in page
+    assert "<b>Reduce" not in page
+    assert "2 links of proxies" in page
 
 
 def test_names_of_strangers_are_not_printed_raw(tmp_path: Path) -> None:
