@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.parameter_access import (
-    raw_gradient,
-    set_gradient,
-    unwatched,
-)
+from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 
@@ -62,8 +58,7 @@ class DeferredUpdate:
         for key, (parameter, _) in due.items():
             if key in self._group_of:
                 groups[self._group_of[key]]["params"].append(parameter)
-        with unwatched():
-            self._step()
+        self._step()
         for group, settings in zip(groups, present, strict=True):
             group.update(settings)
         for key, (parameter, _) in due.items():

@@ -27,7 +27,8 @@ from ddltrace.experiments.engine.layer_order import LayerOrder
 from ddltrace.experiments.engine.parameter_access import (
     raw_gradient,
     set_gradient,
-    update_when_read,
+    sharing_memory,
+    update_when_used,
     updated,
     wait_no_more,
     wait_when_read,
@@ -122,6 +123,8 @@ class ModelExchange:
         self._lock = threading.Lock()
         self._deferred: dict[int, DeferredUpdate] = {}
         self._left_over: set[int] = set()
+        self._in_forward = False
+        self._settling = threading.RLock()
         self._communicator = self._make_communicator()
         self._hooks: list[RemovableHandle] = []
         self._accumulators: dict[int, Any] = {}
@@ -151,12 +154,18 @@ class ModelExchange:
             )
         return ""
 
+    def begin_forward(self) -> None:
+        """To be called before a forward pass whose backward pass synchronizes gradients."""
+        self._in_forward = True
+        self._left_over.clear()
+
     def begin_backward(self) -> None:
-        """To be called after a forward pass whose backward pass synchronizes gradients."""
+        """To be called after such a forward pass."""
         self.backward_passes += 1
+        self._in_forward = False
         self._watch_gradients()
         # What no layer has waited for was not used in this forward pass, or used unawares.
-        self._left_over = set(self._deferred)
+        self._left_over.update(self._deferred)
         self._settle_all()
         self._exchanges = self._policy.exchanges_gradients()
         if self._exchanges:
@@ -214,22 +223,50 @@ class ModelExchange:
         """Waits for all pending messages and stores their averages."""
         self._settle(list(self._step.unsettled))
 
-    def defer(self, update: DeferredUpdate) -> None:
+    def defer(self, update: DeferredUpdate) -> list[tuple[nn.Parameter, torch.Tensor]]:
         """Takes gradients in flight from an optimizer that steps now.
 
         Args:
-            update: Updates each of its parameters when the parameter's layer needs it.
+            update: Updates each of its parameters when the parameter's layer needs it, or when
+                anything else uses the parameter.
+
+        Returns:
+            The parameters with their gradients, for `show`.
         """
+        # A step without a backward pass of its own uses the same averages again.
+        self._settle(list(self._deferred))
         own = {id(p) for group in update.optimizer.param_groups for p in group["params"]}
-        due = [i for i in self._step.unsettled if id(self._parameters[i]) in own]
-        if due:
-            update.remember_settings()
-        for index in due:
-            wait_no_more(self._parameters[index])
-            set_gradient(self._parameters[index], None)
+        due = {i: p for i in self._step.unsettled if id(p := self._parameters[i]) in own}
+        if not due:
+            return []
+        shared = sharing_memory(due, self._parameters)
+        if shared:
+            report_restriction(
+                self._spec,
+                f"{self._named(sorted(shared))} share memory with other tensors of the job, such "
+                "as views that it has kept, and are updated in the optimizer's step, not in the "
+                "next forward pass",
+            )
+            self._settle(shared)
+        update.remember_settings()
+        hidden = []
+        for index in due.keys() - shared:
+            parameter = self._parameters[index]
+            wait_no_more(parameter)
+            gradient = raw_gradient(parameter)
+            if gradient is not None:
+                hidden.append((parameter, gradient))
+                set_gradient(parameter, None)
             self._deferred[index] = update
-        if due:
-            update_when_read(self, self.settle)
+            update_when_used(parameter, functools.partial(self._settle_used, index))
+        return hidden
+
+    def show(self) -> None:
+        """Lets the job read the gradients that were taken from an optimizer, as averages."""
+        for index in self._deferred:
+            parameter = self._parameters[index]
+            if raw_gradient(parameter) is not None:
+                wait_when_read(parameter, functools.partial(self._settle, [index]))
 
     def take_momentum(self, momentum: float) -> None:
         """Hands the momentum of the job's optimizer over to the exchange of messages."""
@@ -486,14 +523,16 @@ class ModelExchange:
     def _warn_about_sparse(self, indices: Sequence[int]) -> None:
         """Reports gradients to which the strategy does not apply."""
         if indices:
-            names = ", ".join(repr(self._names[index]) for index in sorted(indices)[:_NAMED])
-            if len(indices) > _NAMED:
-                names += f" and {len(indices) - _NAMED} more"
             report_restriction(
                 self._spec,
-                f"the gradients of {names} are sparse and are exchanged as such, one all_reduce "
-                "each after backward; the strategy's codec and order do not apply to them",
+                f"the gradients of {self._named(sorted(indices))} are sparse and are exchanged as "
+                "such, one all_reduce each after backward; the strategy's codec and order do not "
+                "apply to them",
             )
+
+    def _named(self, indices: Sequence[int]) -> str:
+        names = ", ".join(repr(self._names[index]) for index in indices[:_NAMED])
+        return names + (f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else "")
 
     def _describe(self, index: int, uses: list[int]) -> Gradient:
         use = None if uses[index] < 0 else uses[index]
@@ -563,32 +602,40 @@ class ModelExchange:
         due = [index for index in indices if index in step.gradients]
         self._communicator.wait(step, {n for index in due for n in step.plan.carriers[index]})
 
+    def _settle_used(self, index: int) -> None:
+        """Updates a parameter before it is used other than by its layer."""
+        if self._in_forward:
+            self._left_over.add(index)
+        self._settle([index])
+
     def _settle(self, indices: Iterable[int]) -> None:
-        """Waits for the averages of parameters and stores them."""
-        step = self._step
-        due = [index for index in indices if index in step.unsettled]
-        if not due:
-            return
+        """Waits for the averages of parameters and stores them, or updates the parameters."""
+        with self._settling:  # a thread of the job may read parameters, too
+            step = self._step
+            due = [index for index in indices if index in step.unsettled]
+            if due:
+                self._settle_due(step, due)
+
+    def _settle_due(self, step: StepInProgress, due: list[int]) -> None:
         self._wait(due)
         updates: dict[int, tuple[DeferredUpdate, list[tuple[nn.Parameter, torch.Tensor]]]] = {}
         for index in due:
             parameter = self._parameters[index]
-            wait_no_more(parameter)
+            shown = wait_no_more(parameter)
             flight = step.sparse.pop(index, None)
             gradient = step.gradients.pop(index) if flight is None else flight.wait()
             step.unsettled.discard(index)
             update = self._deferred.pop(index, None)
+            updated(parameter)
             if step.usage is not None and not step.usage.anywhere(index):
                 continue
-            if update is None:
+            if update is None or shown:
                 set_gradient(parameter, gradient)
-            else:
+            if update is not None:
                 updates.setdefault(id(update), (update, []))[1].append((parameter, gradient))
         for update, gradients in updates.values():
             with optimizer_phase():
                 update.apply(gradients)
-        if not self._deferred:
-            updated(self)
 
 
 def _uses_rpc() -> bool:

@@ -15,7 +15,8 @@ from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.parameter_access import (
     raw_gradient,
     set_gradient,
-    update_when_read,
+    sharing_memory,
+    update_when_used,
     updated,
 )
 from ddltrace.experiments.engine.payloads import Payloads
@@ -26,6 +27,7 @@ from ddltrace.experiments.messages.gradient_description import describe_gradient
 from ddltrace.experiments.messages.message_exchange import Handle
 from ddltrace.experiments.messages.message_plan import Message
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
+from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.schedules.odsgd import OdSgd
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.strategy import Strategy
@@ -56,8 +58,9 @@ class OneStepDelay(StepPolicy):
     """Replaces each update by that of the step before, and a step of the local copy.
 
     The gradients that travel are those that the optimizer would see: a job that clips them
-    clips each rank's own. Between two steps the parameters hold the local copy; a checkpoint,
-    or a job that lists the parameters, gets the global weights, with all updates applied.
+    clips each rank's own. From a forward pass with gradients to the optimizer's step the
+    parameters hold the local copy. Whatever uses them before that, such as a checkpoint, a moving
+    average or an evaluation, gets the global weights, with all updates applied.
     """
 
     steps_alone: ClassVar[bool] = True
@@ -85,6 +88,7 @@ class OneStepDelay(StepPolicy):
         self._updates = 0
         self._first: weakref.ref[Optimizer] | None = None
         self._averaged = True
+        self._at_once = False
         self._delayed: dict[int, _Delayed] = {}
 
     def exchanges_gradients(self) -> bool:
@@ -107,8 +111,27 @@ class OneStepDelay(StepPolicy):
         for index, gradient in own.items():
             set_gradient(self._parameters[index], gradient)
         self._delayed[id(optimizer)] = self._start(optimizer, own)
-        update_when_read(self, self.settle)
+        updating = {index: self._parameters[index] for index in own}
+        self._at_once = bool(sharing_memory(updating, self._parameters))
+        for parameter in updating.values():
+            update_when_used(parameter, self.settle)
         return False
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Ends the delay at once where the job would read the local copy through other tensors."""
+        del optimizer
+        if self._at_once:
+            report_restriction(
+                self._spec,
+                "the job keeps tensors that share memory with parameters, such as views, which "
+                "would show the local copy; updates are not delayed",
+            )
+            self.settle()
+
+    def begin_forward(self) -> None:
+        """The forward pass uses the local copy."""
+        for parameter in self._parameters:
+            updated(parameter)
 
     def settle(self) -> None:
         """Sets the parameters to the global weights with all updates. Other ranks may continue."""
@@ -171,6 +194,8 @@ class OneStepDelay(StepPolicy):
         delayed = self._delayed.pop(optimizer, None)
         if delayed is None:
             return
+        for index in delayed.weights:
+            updated(self._parameters[index])
         with region("wait", "gradients of the step before"):
             for message, handle in delayed.messages:
                 with self._carrying(message):
@@ -186,8 +211,6 @@ class OneStepDelay(StepPolicy):
                 if index in used:
                     gradients.append((parameter, delayed.averages[index]))
         delayed.update.apply(gradients)
-        if not self._delayed:
-            updated(self)
 
     def _carrying(self, message: Message) -> Any:
         indices = dict.fromkeys(part.gradient for part in message.slices)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from datetime import timedelta
 from typing import Final, NoReturn
 
 import torch.distributed as dist
 
-_KEY: Final = "ddltrace/refused"
-_PATIENCE: Final = timedelta(seconds=5)
+from ddltrace.experiments.messages.trace_marks import current_session
+
+_PATIENCE_S: Final = 5.0
+_PAUSE_S: Final = 0.01
 _refused: Final[list[str]] = []
 
 
@@ -45,7 +48,7 @@ def refuse(spec: str, reason: str) -> NoReturn:
 
 
 def end_job(line: str, reason: str | None = None) -> NoReturn:
-    """Prints a line, on one rank if several end for the same reason, and ends this process.
+    """Prints a line, on one rank of the job, and ends this process.
 
     Args:
         line: Why the job cannot run as it was started.
@@ -59,18 +62,39 @@ def end_job(line: str, reason: str | None = None) -> NoReturn:
 
 
 def print_once(line: str) -> None:
-    """Prints the line with which a job ends: on rank 0, or here if rank 0 does not end.
+    """Prints the line with which a job ends, on the first of its ranks that ends.
 
-    A launcher ends all ranks when the first one fails, so the line must be printed first.
+    The others wait until it is printed: a launcher ends all ranks when one of them ends. Ranks of
+    one trace directory agree by a file in it, which outlives the job's store, ranks of several
+    hosts by the store.
     """
     _refused.append(line)
-    if dist.is_available() and dist.is_initialized():
-        with contextlib.suppress(Exception):
-            store = dist.distributed_c10d._get_default_store()
-            if dist.get_rank() != 0:
-                store.wait([_KEY], _PATIENCE)
-                return
-            print(f"ddltrace: {line}", file=sys.stderr, flush=True)
-            store.set(_KEY, "1")
+    # A process that has caught the exception may end once more, for another reason.
+    name = f"refused-{len(_refused)}"
+    session = current_session()
+    marker = None if session is None else session.config.directory / f"{name}.txt"
+    if marker is not None:
+        try:
+            marker.open("x").close()
+        except FileExistsError:
+            until = time.monotonic() + _PATIENCE_S
+            while not marker.stat().st_size and time.monotonic() < until:
+                time.sleep(_PAUSE_S)
             return
-    print(f"ddltrace: {line}", file=sys.stderr, flush=True)
+        except OSError:
+            marker = None
+    key = f"ddltrace/{name}"
+    store, claimed = None, True
+    with contextlib.suppress(Exception):  # no process group, or its store has ended
+        store = dist.distributed_c10d._get_default_store()
+        claimed = store.add(key, 1) == 1
+    if claimed:
+        print(f"ddltrace: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(Exception):
+        if store is not None and claimed:
+            store.set(f"{key}/printed", "1")
+        elif store is not None:
+            store.wait([f"{key}/printed"], timedelta(seconds=_PATIENCE_S))
+    if marker is not None:
+        with contextlib.suppress(OSError):
+            marker.write_text(line + "\n")

@@ -110,7 +110,7 @@ class TakenOver:
             strategy.optimizer_rule,
             takes_momentum=strategy.codec is not None and strategy.codec.takes_momentum,
         )
-        _watch_outputs()
+        _watch_passes()
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
         ddp.reducer._remove_autograd_hooks()
         ddp.logger = _NoLogger(strategy.spec)
@@ -253,18 +253,25 @@ def _group_for_messages(strategy: Strategy, ddp: DistributedDataParallel) -> dis
 _watching: Final[list[bool]] = []
 
 
-def _watch_outputs() -> None:
-    """Lets every model that is taken over know when a backward pass begins, once in a process."""
+def _watch_passes() -> None:
+    """Lets every model that is taken over know when a pass begins, once in a process."""
     module: Any = distributed
     ddp: Any = DistributedDataParallel
-    original = ddp._post_forward
+    before, after = ddp._pre_forward, ddp._post_forward
     if _watching:
         return
     _watching.append(True)
 
-    @functools.wraps(original)
+    @functools.wraps(before)
+    def pre_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        reducer: Any = self.reducer
+        if isinstance(reducer, _ReducerStandIn) and torch.is_grad_enabled():
+            reducer.begin_forward()
+        return before(self, *inputs, **kwargs)
+
+    @functools.wraps(after)
     def post_forward(self: DistributedDataParallel, output: Any) -> Any:
-        result = original(self, output)
+        result = after(self, output)
         reducer: Any = self.reducer
         if (
             isinstance(reducer, _ReducerStandIn)
@@ -277,6 +284,7 @@ def _watch_outputs() -> None:
                     tensor.register_hook(reducer.backward_begun)
         return result
 
+    ddp._pre_forward = pre_forward
     ddp._post_forward = post_forward
 
 
@@ -293,8 +301,13 @@ class _ReducerStandIn:
         self._spec = spec
         self.is_closed = False
 
+    def begin_forward(self) -> None:
+        """A forward pass that records gradients begins."""
+        self._updates.begin_forward()
+
     def prepare_for_forward(self) -> None:
-        """Nothing to prepare."""
+        """The backward pass of the forward pass that begins synchronizes gradients."""
+        self._exchange.begin_forward()
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """The next backward pass synchronizes gradients."""

@@ -97,6 +97,10 @@ class UpdateControl:
         """Whether the strategy takes effect in the steps of an optimizer."""
         return self._policy.acts_on_updates or self._rule is not None or self._takes_momentum
 
+    def begin_forward(self) -> None:
+        """Before a forward pass that records gradients."""
+        self._policy.begin_forward()
+
     def begin_pass(self) -> None:
         """Before a backward pass that DistributedDataParallel would synchronize.
 
@@ -181,7 +185,7 @@ class UpdateControl:
             update = self._deferred.get(optimizer)
             if update is None:
                 update = self._deferred[optimizer] = DeferredUpdate(optimizer, self._rule)
-            self._exchange.defer(update)
+            self._hidden += self._exchange.defer(update)
         if self._rule is not None:
             update_by_rule(self._rule, optimizer)
             self._hide(optimizer)
@@ -191,6 +195,7 @@ class UpdateControl:
         for parameter, gradient in self._hidden:
             set_gradient(parameter, gradient)
         self._hidden.clear()
+        self._exchange.show()
         for group, momentum in self._momenta:
             group["momentum"] = momentum
         self._momenta.clear()

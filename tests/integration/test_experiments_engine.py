@@ -55,7 +55,7 @@ def test_a_plan_follows_the_order_of_rank_0(report: dict[str, Any]) -> None:
 
 
 def test_one_step_delay_follows_its_rule(report: dict[str, Any]) -> None:
-    assert len(report["delay"]) == 12
+    assert len(report["delay"]) == 13
     assert all(report["delay"].values()), report["delay"]
 
 

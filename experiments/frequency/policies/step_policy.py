@@ -64,6 +64,10 @@ class StepPolicy(ABC):
         answer has to be the same on all ranks.
         """
 
+    def begin_forward(self) -> None:
+        """Called before each forward pass of the model that records gradients."""
+        return
+
     def gradient_ready(self, parameter: torch.nn.Parameter, *, exchanged: bool) -> None:
         """Called in backward when a parameter's gradient is complete, before it is sent.
 

@@ -283,11 +283,19 @@ def delay(report: dict[str, Any]) -> None:
     model, parameters, optimizer, exchange = delayed_model()
     for step in range(DELAYED_STEPS):
         delayed_step(exchange, optimizer, step)
+    exchange.model(image(0))
     found = {"local": close_to(parameters, local)}
     found["local_differs"] = not close_to(parameters, final)
     exchange.close()
     found["final"] = close_to(parameters, final)
     found["same_on_ranks"] = same_on_ranks(parameters)
+
+    # Before the next forward pass, whatever reads the parameters gets the global weights.
+    model, parameters, optimizer, exchange = delayed_model()
+    for step in range(DELAYED_STEPS):
+        delayed_step(exchange, optimizer, step)
+    found["final_without_close"] = close_to(parameters, final)
+    exchange.close()
 
     # A checkpoint on one rank alone, with a barrier after it.
     model, parameters, optimizer, exchange = delayed_model()
