@@ -13,10 +13,6 @@ import generate_report_reference as reference
 import pyarrow as pa
 
 from ddltrace.analyzer import model
-from ddltrace.analyzer.measures.device_queues import CopyRow, LaunchRow, StreamRow
-from ddltrace.analyzer.measures.rank_measures import RankRow
-from ddltrace.analyzer.measures.step_rows import StepRow
-from ddltrace.analyzer.measures.tensors import TensorRow
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES, EventStream
 
 PAGE = Path(__file__).with_name("sql-reference.md")
@@ -37,12 +33,7 @@ ddltrace query sample_traces/straggler "SELECT op, count(*), sum(wait_us) FROM m
 """
 
 RECORDS: Final[Mapping[str, type]] = {
-    "tensors": TensorRow,
-    "steps": StepRow,
-    "ranks": RankRow,
-    "launches": LaunchRow,
-    "streams": StreamRow,
-    "copies": CopyRow,
+    name: measure.rows for name, measure in model.MEASURES.items() if measure.rows
 }
 """Tables whose rows are records of the report."""
 

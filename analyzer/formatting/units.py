@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 from typing import Final
 
 NOT_KNOWN: Final = "\N{EN DASH}"
@@ -56,6 +57,30 @@ def bandwidth_text(gbps: float | None) -> str:
     if gbps is None:
         return NOT_KNOWN
     return f"{_digits(gbps)} Gbit/s" if gbps >= 1 else f"{_digits(gbps * 1e3)} Mbit/s"
+
+
+def value_text(name: str, value: object) -> str:
+    """A value of a record with the unit that the name of its attribute tells.
+
+    Args:
+        name: The attribute, such as ``busy_us``, ``max_gbps``, ``share`` or ``bytes``.
+        value: Its value; None if it is not known.
+    """
+    if value is None or not isinstance(value, int | float):
+        return NOT_KNOWN if value is None else str(value)
+    for ending, text in _TEXTS.items():
+        if ending in name:
+            return text(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}"
+
+
+_TEXTS: Final[dict[str, Callable[[float], str]]] = {
+    "_us": time_text,
+    "gbps": bandwidth_text,
+    "share": share_text,
+    "ratio": share_text,
+    "bytes": bytes_text,
+}
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:

@@ -34,8 +34,9 @@ from ddltrace.analyzer.events.stream_gaps import (
     queue_lengths,
     stream_gaps,
 )
+from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.analyzer.joined.executions import device_rows
-from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived, merged_by
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Table, derived, merged_by
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -365,9 +366,58 @@ DEVICE_QUEUES: Final[Measure[DeviceQueues, tuple[LaunchRow, ...]]] = Measure(
     lambda whole: whole.found.of(DEVICE_QUEUES).launches,
     _queues_of,
     merged_by(lambda former, _: former),  # nothing: see `device_queues`
+    rows=LaunchRow,
+    table=Table[LaunchRow](
+        "Launches of device work (short: it ran shorter than its call)",
+        {
+            "rank": lambda row: str(row.rank),
+            "launches": "launches",
+            "short": "short_kernels",
+            "call > 50 µs": "slow_calls",
+            "delay > 100 µs": "long_delays",
+            "mean call": "call_us",
+            "mean delay": "delay_us",
+            "p95 delay": "delay_us_p95",
+        },
+        most=16,
+    ),
 )
-STREAMS: Final = derived("streams", lambda whole: whole.found.of(DEVICE_QUEUES).streams)
-COPIES: Final = derived("copies", lambda whole: whole.found.of(DEVICE_QUEUES).copies)
+STREAMS: Final = derived(
+    "streams",
+    lambda whole: whole.found.of(DEVICE_QUEUES).streams,
+    rows=StreamRow,
+    table=Table[StreamRow](
+        "Idle time of streams and their queues, as HTA defines them",
+        {
+            "stream": lambda row: f"rank {row.rank}, {row.stream}",
+            "works": "works",
+            "busy": "busy_us",
+            "host wait": "host_wait_us",
+            "kernel wait": "kernel_wait_us",
+            "other": "other_us",
+            "mean queue": "queue_mean",
+            "longest": lambda row: NOT_KNOWN if row.queue_max is None else str(row.queue_max),
+        },
+        order=lambda row: row.works,
+    ),
+)
+COPIES: Final = derived(
+    "copies",
+    lambda whole: whole.found.of(DEVICE_QUEUES).copies,
+    rows=CopyRow,
+    table=Table[CopyRow](
+        "Copies",
+        {
+            "copies": lambda row: f"rank {row.rank}, {row.direction}",
+            "count": "count",
+            "bytes": "bytes",
+            "total": "total_us",
+            "bandwidth": "gbps",
+            "highest": "max_gbps",
+        },
+        order=lambda row: row.total_us,
+    ),
+)
 DEVICE_STEPS: Final = derived(
     "device_steps", lambda whole: whole.found.of(DEVICE_QUEUES).device_steps
 )

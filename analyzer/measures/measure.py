@@ -7,7 +7,7 @@ holds of it. Its field in `ddltrace.analyzer.model.Analysis` registers it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
@@ -17,6 +17,7 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray
 from ddltrace.analyzer.events.own_work import OwnWork, own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.formatting.units import value_text
 from ddltrace.analyzer.joined.critical_path import Blocks, Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import Graph, find_graph
 from ddltrace.analyzer.joined.executions import Executions, find_executions
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 FoundT_co = TypeVar("FoundT_co", covariant=True)
 MergedT = TypeVar("MergedT")
 ValueT = TypeVar("ValueT")
+RowT = TypeVar("RowT")
 T = TypeVar("T")
 
 MAX_PERIODS = 64
@@ -219,6 +221,36 @@ def merged_by(both: Callable[[MergedT, MergedT], MergedT]) -> Callable[[], Merge
 
 
 @dataclass(frozen=True)
+class Table(Generic[RowT]):
+    """How a report shows the rows of a measure.
+
+    Attributes:
+        title: The heading.
+        columns: Heading of a column -> an attribute of a row, whose name tells its unit (``_us``,
+            ``_gbps``, ``share``, ``bytes``), or a function that makes the text of a row's cell.
+        most: Rows that the text report shows.
+        order: Sorts the rows, the largest first; by default they keep their order.
+    """
+
+    title: str
+    columns: Mapping[str, str | Callable[[RowT], str]]
+    most: int = 8
+    order: Callable[[RowT], float] | None = None
+
+    def shown(self, rows: Sequence[RowT]) -> list[list[str]]:
+        """The cells of the first rows."""
+        if self.order is not None:
+            rows = sorted(rows, key=self.order, reverse=True)
+        return [
+            [
+                value_text(value, getattr(row, value)) if isinstance(value, str) else value(row)
+                for value in self.columns.values()
+            ]
+            for row in rows[: self.most]
+        ]
+
+
+@dataclass(frozen=True)
 class Measure(Generic[FoundT_co, ValueT]):
     """One measure.
 
@@ -228,6 +260,8 @@ class Measure(Generic[FoundT_co, ValueT]):
         compute: What is found in steps; None for a value that is made of other measures.
         merge: Makes what merges the measures of ranges of steps.
         of: The ranges that count: ``steady`` ones, those with ``steps``, or ``all``.
+        rows: The record of its rows, if SQL has a table of them.
+        table: How the text report shows its rows; None where that has a form of its own.
     """
 
     name: str
@@ -235,16 +269,19 @@ class Measure(Generic[FoundT_co, ValueT]):
     compute: Callable[[JoinedSteps], FoundT_co] | None = None
     merge: Callable[[], Merger[FoundT_co]] | None = None
     of: Literal["steady", "steps", "all"] = "steps"
+    rows: type | None = None
+    table: Table[Any] | None = None
 
 
-def derived(name: str, value: Callable[[Whole], ValueT]) -> Measure[None, ValueT]:
-    """A measure whose value is made of those of others.
-
-    Args:
-        name: Its key in ``analyze --json``.
-        value: Makes the value.
-    """
-    return Measure(name, value)
+def derived(
+    name: str,
+    value: Callable[[Whole], ValueT],
+    *,
+    rows: type | None = None,
+    table: Table[Any] | None = None,
+) -> Measure[None, ValueT]:
+    """A measure whose value is made of those of others; arguments as in `Measure`."""
+    return Measure(name, value, rows=rows, table=table)
 
 
 def measured(measure: Measure[Any, ValueT], *, shown: bool = True) -> ValueT:

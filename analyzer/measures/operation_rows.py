@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.events.event_columns import IntArray
+from ddltrace.analyzer.formatting.kernel_names import kernel_text
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
-from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Table, derived
 from ddltrace.analyzer.measures.rank_measures import measure_ranks
 from ddltrace.analyzer.measures.steps import Steps
 
@@ -438,7 +439,41 @@ class _OperationSums:
         return found
 
 
+_NAME: Final = 30
+
 KERNELS: Final[Measure[Operations, tuple[KernelRow, ...]]] = Measure(
-    "kernels", lambda whole: whole.found.of(KERNELS).kernels, _operations, _OperationSums
+    "kernels",
+    lambda whole: whole.found.of(KERNELS).kernels,
+    _operations,
+    _OperationSums,
+    table=Table[KernelRow](
+        "Kernels and copies (all ranks; a step: of one rank, mean)",
+        {
+            "kernel": lambda row: kernel_text(row.name, _NAME),
+            "kind": "kind",
+            "count": "count",
+            "total": "total_us",
+            "mean": "mean_us",
+            "p95": "p95_us",
+            "a step": "per_step_us",
+            "share": "share",
+        },
+    ),
 )
-OPERATORS: Final = derived("operators", lambda whole: whole.found.of(KERNELS).operators)
+OPERATORS: Final = derived(
+    "operators",
+    lambda whole: whole.found.of(KERNELS).operators,
+    table=Table[OperatorRow](
+        "Operators and runtime calls by self time (all ranks)",
+        {
+            "operator": lambda row: kernel_text(row.name, _NAME),
+            "count": "count",
+            "self": "self_us",
+            "total": "total_us",
+            "mean": "mean_us",
+            "p95": "p95_us",
+            "a step": "per_step_us",
+            "launched work": "self_device_us",
+        },
+    ),
+)

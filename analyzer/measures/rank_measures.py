@@ -515,6 +515,7 @@ RANKS: Final[Measure[RankMeasures, tuple[RankRow, ...]]] = Measure(
     lambda whole: whole.found.of(RANKS).ranks,
     lambda joined: joined.once(measure_ranks),
     _RankMerger,
+    rows=RankRow,
 )
 IDLE: Final = derived("idle", lambda whole: whole.found.of(RANKS).idle)
 RANK_STEPS: Final = derived("rank_steps", lambda whole: whole.rank_steps)

@@ -82,4 +82,6 @@ def _rows(whole: Whole) -> tuple[StepRow, ...]:
     return tuple(replace(row, steady=steady[row.step]) for row in rows)
 
 
-STEPS: Final = Measure("steps", _rows, _step_rows, merged_by(lambda former, later: former + later))
+STEPS: Final = Measure(
+    "steps", _rows, _step_rows, merged_by(lambda former, later: former + later), rows=StepRow
+)

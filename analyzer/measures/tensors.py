@@ -632,5 +632,6 @@ TENSORS: Final[Measure[TensorTimes, tuple[TensorRow, ...]]] = Measure(
     lambda joined: joined.once(find_tensors),
     _TensorMerger,
     of="steady",
+    rows=TensorRow,
 )
 TENSOR_COURSE: Final = derived("tensor_course", lambda whole: whole.found.of(TENSORS).course)

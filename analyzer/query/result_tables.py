@@ -25,13 +25,10 @@ from ddltrace.analyzer.joined.executions import (
 )
 from ddltrace.analyzer.joined.join import State
 from ddltrace.analyzer.joined.nccl_events import nccl_events
-from ddltrace.analyzer.measures.device_queues import CopyRow, LaunchRow, StreamRow
 from ddltrace.analyzer.measures.hta_definitions import hta_series
+from ddltrace.analyzer.measures.measure import Measure
 from ddltrace.analyzer.measures.operation_rows import grouped
-from ddltrace.analyzer.measures.rank_measures import RankRow
-from ddltrace.analyzer.measures.step_rows import StepRow
-from ddltrace.analyzer.measures.tensors import TensorRow
-from ddltrace.analyzer.model import Analyzed, flat_row
+from ddltrace.analyzer.model import MEASURES, Analyzed, flat_row
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.counters import COUNTER_LIST
 from ddltrace.tracer.trace.schema import EVENTS
@@ -344,21 +341,6 @@ def path_table(analyzed: Analyzed) -> pa.Table:
     )
 
 
-def steps_table(analyzed: Analyzed) -> pa.Table:
-    """One row per completed step, the critical path's categories as columns ``path_*_us``."""
-    return _rows_table(analyzed.analysis.steps, StepRow)
-
-
-def ranks_table(analyzed: Analyzed) -> pa.Table:
-    """One row per rank, columns as in `RankRow`."""
-    return _rows_table(analyzed.analysis.ranks, RankRow)
-
-
-def tensors_table(analyzed: Analyzed) -> pa.Table:
-    """One row per parameter, columns as in `TensorRow`."""
-    return _rows_table(analyzed.analysis.tensors, TensorRow)
-
-
 def rank_steps_table(analyzed: Analyzed) -> pa.Table:
     """One row per rank and step: where its time went; null where the trace does not show.
 
@@ -471,35 +453,32 @@ def _operations_table(found: Executions, kinds: tuple[str, ...]) -> pa.Table:
     return pa.table(columns)
 
 
-def launches_table(analyzed: Analyzed) -> pa.Table:
-    """One row per rank with launched device work, columns as in `LaunchRow`."""
-    return _rows_table(analyzed.analysis.launches, LaunchRow)
+def _of_rows(measure: Measure[Any, Any], record: type) -> Callable[[Analyzed], pa.Table]:
+    def table(analyzed: Analyzed) -> pa.Table:
+        return _rows_table(getattr(analyzed.analysis, measure.name), record)
+
+    table.__doc__ = record.__doc__
+    return table
 
 
-def streams_table(analyzed: Analyzed) -> pa.Table:
-    """One row per rank and stream, columns as in `StreamRow`."""
-    return _rows_table(analyzed.analysis.streams, StreamRow)
-
-
-def copies_table(analyzed: Analyzed) -> pa.Table:
-    """One row per rank and direction of copies, columns as in `CopyRow`."""
-    return _rows_table(analyzed.analysis.copies, CopyRow)
-
+_OF_ROWS: Final = {
+    name: _of_rows(measure, measure.rows) for name, measure in MEASURES.items() if measure.rows
+}
 
 OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
     "messages": messages_table,
     "collectives": collectives_table,
-    "tensors": tensors_table,
-    "steps": steps_table,
-    "ranks": ranks_table,
+    "tensors": _OF_ROWS["tensors"],
+    "steps": _OF_ROWS["steps"],
+    "ranks": _OF_ROWS["ranks"],
     "rank_steps": rank_steps_table,
     "critical_path": path_table,
     "kernels": kernels_table,
     "operators": operators_table,
-    "launches": launches_table,
-    "streams": streams_table,
-    "copies": copies_table,
-}
+    "launches": _OF_ROWS["launches"],
+    "streams": _OF_ROWS["streams"],
+    "copies": _OF_ROWS["copies"],
+} | _OF_ROWS
 """Name -> function that creates the table from an analysis."""
 
 OF_TRACE: Final[dict[str, Callable[[Trace], pa.Table]]] = {

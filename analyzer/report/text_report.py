@@ -6,8 +6,7 @@ This module renders an `Analysis` and reads no files.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from ddltrace.analyzer.findings.advice import path_shares
 from ddltrace.analyzer.formatting.kernel_names import kernel_text
@@ -22,13 +21,14 @@ from ddltrace.analyzer.formatting.units import (
     share_text,
     time_text,
 )
-from ddltrace.analyzer.measures.device_queues import CopyRow, StreamRow
-from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
+from ddltrace.analyzer.measures.device_queues import DEVICE_QUEUES
+from ddltrace.analyzer.measures.measure import Measure
+from ddltrace.analyzer.measures.operation_rows import KERNELS, OPERATORS
 from ddltrace.analyzer.measures.rank_measures import RankRow
 from ddltrace.analyzer.measures.root_causes import RootCause
 from ddltrace.analyzer.measures.stragglers import StragglerRow
 from ddltrace.analyzer.measures.summary import Summary
-from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.model import MEASURES, Analysis
 from ddltrace.analyzer.report.nccl_text import nccl_lines
 from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
@@ -41,8 +41,6 @@ from ddltrace.analyzer.report.sentences import (
     sentences,
 )
 
-_Row = TypeVar("_Row")
-
 WIDTH: Final = 100
 _BAR: Final = 40
 _MAX_NOTES: Final = 8
@@ -54,6 +52,9 @@ _NAME: Final = 30
 _CAUSE_NAME: Final = 20
 _GROUPS: Final = 36
 _LEAST_CAUSE: Final = 0.01
+
+_PLACED: Final = (KERNELS, OPERATORS, DEVICE_QUEUES)
+"""Measures whose tables have a place; those of others stand before the findings."""
 
 
 def render_report(analysis: Analysis) -> str:
@@ -76,13 +77,12 @@ def render_report(analysis: Analysis) -> str:
         _stragglers(analysis),
         _root_causes(analysis),
         _tensors(analysis),
-        _kernels(analysis),
-        _operators(analysis),
+        _table(analysis, KERNELS),
+        _table(analysis, OPERATORS),
         _shapes(analysis),
-        _launches(analysis),
+        _table(analysis, DEVICE_QUEUES),
         _device_steps(analysis),
-        _streams(analysis),
-        _copies(analysis),
+        *(_table(analysis, each) for each in MEASURES.values() if each not in _PLACED),
         nccl_lines(analysis.nccl, WIDTH),
         _findings(analysis),
         _clock(analysis),
@@ -533,48 +533,6 @@ def _tensors(analysis: Analysis) -> list[str]:
     return lines + _more(len(analysis.tensors), _MAX_ROWS)
 
 
-def _kernels(analysis: Analysis) -> list[str]:
-    def cells(row: KernelRow) -> list[str]:
-        return [
-            kernel_text(row.name, _NAME),
-            row.kind,
-            f"{row.count:,}",
-            time_text(row.total_us),
-            time_text(row.mean_us),
-            time_text(row.p95_us),
-            time_text(row.per_step_us),
-            share_text(row.share),
-        ]
-
-    return _table(
-        "Kernels and copies (all ranks; a step: of one rank, mean)",
-        ["kernel", "kind", "count", "total", "mean", "p95", "a step", "share"],
-        analysis.kernels,
-        cells,
-    )
-
-
-def _operators(analysis: Analysis) -> list[str]:
-    def cells(row: OperatorRow) -> list[str]:
-        return [
-            kernel_text(row.name, _NAME),
-            f"{row.count:,}",
-            time_text(row.self_us),
-            time_text(row.total_us),
-            time_text(row.mean_us),
-            time_text(row.p95_us),
-            time_text(row.per_step_us),
-            time_text(row.self_device_us),
-        ]
-
-    return _table(
-        "Operators and runtime calls by self time (all ranks)",
-        ["operator", "count", "self", "total", "mean", "p95", "a step", "launched work"],
-        analysis.operators,
-        cells,
-    )
-
-
 def _shapes(analysis: Analysis) -> list[str]:
     """The operators that take longest, by the shapes of their inputs, where those are known."""
     rows = [
@@ -601,33 +559,6 @@ def _shapes(analysis: Analysis) -> list[str]:
     return lines + _more(len(rows), _MAX_ROWS)
 
 
-def _launches(analysis: Analysis) -> list[str]:
-    if not analysis.launches:
-        return []
-    cells = [
-        [
-            str(row.rank),
-            f"{row.launches:,}",
-            f"{row.short_kernels:,}",
-            f"{row.slow_calls:,}",
-            f"{row.long_delays:,}",
-            time_text(row.call_us),
-            time_text(row.delay_us),
-            time_text(row.delay_us_p95),
-        ]
-        for row in analysis.launches[:_MAX_RANKS]
-    ]
-    header = [
-        "rank", "launches", "short", "call > 50 µs", "delay > 100 µs", "mean call", "mean delay",
-        "p95 delay",
-    ]  # fmt: skip
-    lines = [
-        "Launches of device work (short: it ran shorter than its call)",
-        *render(header, cells, WIDTH),
-    ]
-    return lines + _more(len(analysis.launches), _MAX_RANKS)
-
-
 def _device_steps(analysis: Analysis) -> list[str]:
     """The steps on the device's time, where the host runs ahead of it."""
     if host_ahead(analysis) is None:
@@ -650,46 +581,6 @@ def _device_steps(analysis: Analysis) -> list[str]:
     lines = ["Steps on the device's time (the work that the host launched in each)"]
     lines += render(header, cells, WIDTH)
     return lines + _more(len(analysis.device_steps), _MAX_RANKS)
-
-
-def _streams(analysis: Analysis) -> list[str]:
-    def cells(row: StreamRow) -> list[str]:
-        return [
-            f"rank {row.rank}, {row.stream}",
-            f"{row.works:,}",
-            time_text(row.busy_us),
-            time_text(row.host_wait_us),
-            time_text(row.kernel_wait_us),
-            time_text(row.other_us),
-            NOT_KNOWN if row.queue_mean is None else f"{row.queue_mean:.1f}",
-            NOT_KNOWN if row.queue_max is None else str(row.queue_max),
-        ]
-
-    return _table(
-        "Idle time of streams and their queues, as HTA defines them",
-        ["stream", "works", "busy", "host wait", "kernel wait", "other", "mean queue", "longest"],
-        sorted(analysis.streams, key=lambda row: -row.works),
-        cells,
-    )
-
-
-def _copies(analysis: Analysis) -> list[str]:
-    def cells(row: CopyRow) -> list[str]:
-        return [
-            f"rank {row.rank}, {row.direction}",
-            f"{row.count:,}",
-            bytes_text(row.bytes),
-            time_text(row.total_us),
-            bandwidth_text(row.gbps),
-            bandwidth_text(row.max_gbps),
-        ]
-
-    return _table(
-        "Copies",
-        ["copies", "count", "bytes", "total", "bandwidth", "highest"],
-        sorted(analysis.copies, key=lambda row: -row.total_us),
-        cells,
-    )
 
 
 def _findings(analysis: Analysis) -> list[str]:
@@ -726,16 +617,6 @@ def _clock(analysis: Analysis) -> list[str]:
     return _wrapped(f"Clocks: {clock.method}; {sure}.")
 
 
-def _table(
-    title: str, header: list[str], rows: Sequence[_Row], cells: Callable[[_Row], list[str]]
-) -> list[str]:
-    """The first rows of a table under its title; nothing without rows."""
-    if not rows:
-        return []
-    body = [cells(row) for row in rows[:_MAX_ROWS]]
-    return [title, *render(header, body, WIDTH), *_more(len(rows), _MAX_ROWS)]
-
-
 def _more(count: int, shown: int) -> list[str]:
     return [f"  {count - shown} more in --json"] if count > shown else []
 
@@ -744,3 +625,12 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
         printable_words(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False
     )
+
+
+def _table(analysis: Analysis, measure: Measure[Any, Any]) -> list[str]:
+    """The first rows of a measure under its title; nothing without rows or a table."""
+    rows, table = getattr(analysis, measure.name), measure.table
+    if not rows or table is None:
+        return []
+    cells = table.shown(rows)
+    return [table.title, *render(list(table.columns), cells, WIDTH), *_more(len(rows), len(cells))]

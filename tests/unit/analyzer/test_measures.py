@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer import analysis, model
+from ddltrace.analyzer.report import text_report
+from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,6 +36,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     computed = tuple(each for each in measures.values() if each.compute is not None)
     monkeypatch.setattr(analysis, "Analysis", extended)
     monkeypatch.setattr(analysis, "MEASURES", measures)
+    monkeypatch.setattr(text_report, "MEASURES", measures)
     for place in ("ddltrace.analyzer.model", "ddltrace.analyzer.step_ranges.merge"):
         monkeypatch.setattr(f"{place}.COMPUTED", computed)
     return module
@@ -60,6 +63,8 @@ def test_the_documented_measure_is_computed_and_merged(example: ModuleType) -> N
         is_message = np.array(events["kind"].to_pylist()) == "message"
         start, end = (events[name].to_numpy()[is_message] for name in ("start_ns", "end_ns"))
         assert row["duration_us"] == pytest.approx(np.nanmax(end - start) / 1e3)
+    report = render_report(open_trace(path).analyze())
+    assert "Longest messages\n  rank " in report
     merged = limited(path).analyze().to_json()
     assert "were analyzed in" in merged["trace"]["notes"][-1]
     steps = open_trace(path).analyze(range(0, 1 << 20)).to_json()["longest_messages"]
