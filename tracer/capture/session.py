@@ -23,6 +23,7 @@ from ddltrace.tracer.interpose.c10d import gloo_threads
 from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.c10d.groups import Groups
 from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+from ddltrace.tracer.interpose.cuda_graphs import CudaGraphs
 from ddltrace.tracer.interpose.device_memory import DeviceMemory
 from ddltrace.tracer.interpose.install import install
 from ddltrace.tracer.interpose.patch_context import PatchContext
@@ -283,6 +284,7 @@ def _session(config: CaptureConfig) -> Session:
         gloo=gloo,
         known=known,
         ddp=ddp,
+        graphs=CudaGraphs(recorder, record.fault),
         fault=record.fault,
         on_close=stoppers.append,
         keep_alive=kept_alive.append,

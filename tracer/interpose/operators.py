@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ddltrace.tracer.interpose.cuda_graphs import GraphKernels
 from ddltrace.tracer.timing.clocks import paired_reading
 from ddltrace.tracer.timing.device_clock import stream_lane
 from ddltrace.tracer.trace.communication_kernels import is_message_kernel
@@ -23,6 +24,7 @@ _PAUSE_S = 0.02
 _OPERATOR_LANES = 1 << 62  # above every thread's ident
 _PROFILED_STREAMS = 1000  # the profiler numbers streams differently from `cuda.py`
 _COPIES = ("Memcpy", "Memset")
+_GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 
 
 def install(context: PatchContext) -> None:
@@ -82,18 +84,20 @@ class OperatorWindow:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
         profiler = profile(activities=activities)
+        self._context.graphs.replays.clear()
         profiler.start()
         self._profiler = profiler
 
     def _fold_in_background(self) -> None:
         profiler, self._profiler = self._profiler, None
         profiler.stop()
+        graphs = GraphKernels(list(self._context.graphs.replays))
         self._folding = threading.Thread(
-            target=self._fold, args=(profiler,), name="ddltrace-operators", daemon=True
+            target=self._fold, args=(profiler, graphs), name="ddltrace-operators", daemon=True
         )
         self._folding.start()
 
-    def _fold(self, profiler: Any) -> None:
+    def _fold(self, profiler: Any, graphs: GraphKernels) -> None:
         """Turns the profiler's events into rows, a batch at a time."""
         try:
             recorder = self._context.recorder
@@ -104,13 +108,19 @@ class OperatorWindow:
                 if event.is_async() or _is_hidden(event):
                     continue
                 kind, lane = _kind_and_lane(event)
-                if kind is None:
-                    continue
                 start = event.start_ns() + to_monotonic
                 end = start + event.duration_ns()
+                if event.name() in _GRAPH_LAUNCHES:
+                    graphs.add_launch(start, event.correlation_id())
+                elif kind is None and not event.is_user_annotation():
+                    graphs.add_kernel(start, end, event.correlation_id())
+                if kind is None:
+                    continue
                 recorder.add(recorder.site(kind, event.name()), start, end, lane)
                 if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
                     time.sleep(_PAUSE_S)  # leave the interpreter lock to the job's threads
+            # A second row of a message replaces the first.
+            recorder.finished.extend(graphs.timed())
         except Exception as error:  # noqa: BLE001 - the job continues
             self._context.fault("operators", error)
 

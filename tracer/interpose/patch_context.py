@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.c10d.groups import Groups
     from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+    from ddltrace.tracer.interpose.cuda_graphs import CudaGraphs
     from ddltrace.tracer.interpose.reducer_buckets import DdpBuckets
     from ddltrace.tracer.naming.registry import Registry
     from ddltrace.tracer.native.library import NativeLibrary
@@ -39,6 +40,7 @@ class PatchContext:
         gloo: The times that Gloo's threads record; None without `native`.
         known: The messages that C++ records without Python; None without `native`.
         ddp: The buckets of DistributedDataParallel.
+        graphs: The messages of CUDA graphs.
         fault: Notes a failure inside the tracer; the job never sees it.
         on_close: Registers a function to call when the session closes, with a time limit in
             seconds.
@@ -58,6 +60,7 @@ class PatchContext:
     gloo: GlooTimes | None
     known: KnownMessages | None
     ddp: DdpBuckets
+    graphs: CudaGraphs
     fault: Callable[[str, Exception], None]
     on_close: Callable[[Callable[[float], object]], None]
     keep_alive: Callable[[object], None]

@@ -61,4 +61,5 @@ def install(context: PatchContext) -> Waits:
     os.register_at_fork(after_in_child=quiet(observer.abandon, context.fault))
     functional.install(context, observer, offering)
     custom_communication.install(context, observer)
+    context.graphs.patch(torch.cuda.CUDAGraph)
     return observer.waits

@@ -345,13 +345,17 @@ class _Calls:
             None if outputs is None else (0 if same else 1),
             2,
         )
-        message = self._observer.describe(operator, (inputs, outputs, group), group, start)
+        values, tensor = (inputs, outputs, group), _tensor(call, argument)
+        if tensor is not None and self._observer.is_captured(tensor):
+            self._observer.capture(operator, values, group, start)
+            return
+        message = self._observer.describe(operator, values, group, start)
         if inputs is None and outputs is None:
             message.bytes = message.out_bytes = None
         if message.name == message.op:
             message.name = call.name.replace("::", ".")
         is_unseen = any(argument(name) for name in call.unseen)
-        self._observer.end_custom(message, _tensor(call, argument), mark, is_unseen=is_unseen)
+        self._observer.end_custom(message, tensor, mark, is_unseen=is_unseen)
 
 
 def _tensor(call: Call, argument: Callable[[str | None], Any]) -> Any:

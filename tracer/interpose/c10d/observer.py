@@ -36,6 +36,7 @@ class _Launch(NamedTuple):
         on_device: Whether the message runs on the device that is timed.
         mark: Position in the device's stream right before the launch, where it is needed.
         slot: Slot in which Gloo's threads record its times; -1 if they do not.
+        is_captured: Whether the message becomes part of a graph instead of being sent.
         sparse_bytes: Size of sparse tensors before the launch, after which they may hold the sum.
     """
 
@@ -43,6 +44,7 @@ class _Launch(NamedTuple):
     on_device: bool = False
     mark: int | None = None
     slot: int = -1
+    is_captured: bool = False
     sparse_bytes: int | None = None
 
 
@@ -311,7 +313,7 @@ class Observer:
         on_device = first.is_cuda and self._timer.in_use()
         if on_device:
             if self._timer.is_capturing():
-                return None  # becomes part of a graph, does not run
+                return _Launch(start, is_captured=True)
             on_device = self._timer.times(first)
             if on_device and self._is_marked_before(operator, args, first):
                 mark = self._timer.mark(free=True)
@@ -322,7 +324,7 @@ class Observer:
         if gloo is None:
             return _Launch(start, on_device, mark, sparse_bytes=sparse_bytes)
         slot = gloo.begin_launch(waited_once=operator.waited_once)
-        return _Launch(start, on_device, mark, slot, sparse_bytes)
+        return _Launch(start, on_device, mark, slot, sparse_bytes=sparse_bytes)
 
     def _is_marked_before(
         self, operator: Operator, args: Sequence[Any], first: torch.Tensor
@@ -360,6 +362,41 @@ class Observer:
         message = self._recorder.new_message(operator.op, group.name, start)
         if self._below.outer is not None:
             self._below.messages += 1
+        self._describe(message, operator, args, group, by_engine=by_engine)
+        self._number(message, operator, args, group)
+        return message
+
+    def is_captured(self, tensor: torch.Tensor) -> bool:
+        """Whether a message of a tensor would become part of a graph instead of being sent."""
+        return tensor.is_cuda and self._timer.in_use() and self._timer.is_capturing()
+
+    def capture(self, operator: Operator, args: Sequence[Any], group: Group, start: int) -> None:
+        """Records a message that has become part of a graph.
+
+        Args:
+            operator: The operation.
+            args: Its arguments.
+            group: Its group.
+            start: When it was called.
+        """
+        if self._below.outer is not None:
+            self._below.messages += 1
+        by_engine = self._is_reducers(operator, sys._getframe())
+        message = Message(-1, operator.op, group.name, start)
+        self._describe(message, operator, args, group, by_engine=by_engine)
+        self._set_peer(message, operator, args, group)
+        self._context.graphs.add(message, group)
+
+    def _describe(
+        self,
+        message: Message,
+        operator: Operator,
+        args: Sequence[Any],
+        group: Group,
+        *,
+        by_engine: bool,
+    ) -> None:
+        """Sets sizes, element type, name and parameters of a message."""
         inputs, outputs = operator.inputs, operator.outputs
         tensors: list[torch.Tensor] = []
         sparse = False
@@ -378,10 +415,22 @@ class Observer:
             message.name, message.tensors = named
         elif inputs is None and outputs is None:
             message.bytes = message.out_bytes = 0
-        self._number(message, operator, args, group)
-        return message
 
     def _record(
+        self,
+        operator: Operator,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        launch: _Launch,
+    ) -> None:
+        group = self._groups.of(self._unbox_group(args[operator.group]))
+        if launch.is_captured:
+            self.capture(operator, args, group, launch.start)
+        else:
+            self._record_sent(operator, args, kwargs, result, launch)
+
+    def _record_sent(
         self,
         operator: Operator,
         args: Sequence[Any],
@@ -558,16 +607,23 @@ class Observer:
             message.seq = group.next_between(message.op, message.peer, message.tag)
 
     @staticmethod
-    def _number(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
-        """Sets the peer of the message, and its number, which is equal on all its ranks."""
+    def _set_peer(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
+        """Sets the peer and the tag of a message."""
         if operator.peer is not None:
             peer = args[operator.peer] if len(args) > operator.peer else None
             message.peer = group.global_rank(peer)
+        if operator.tag is not None:
+            message.tag = args[operator.tag] if len(args) > operator.tag else 0
+
+    @classmethod
+    def _number(
+        cls, message: Message, operator: Operator, args: Sequence[Any], group: Group
+    ) -> None:
+        """Sets the peer of the message, and its number, which is equal on all its ranks."""
+        cls._set_peer(message, operator, args, group)
         if operator.op not in P2P_OPS:
             message.seq = group.next_collective()
             return
-        if operator.tag is not None:
-            message.tag = args[operator.tag] if len(args) > operator.tag else 0
         # For a receive from any source: when the message has arrived.
         message.seq = group.next_between(message.op, message.peer, message.tag)
 
