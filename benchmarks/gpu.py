@@ -30,6 +30,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -208,8 +209,9 @@ def be_rank(spec: Spec, folder: Path) -> None:
     dist.init_process_group(spec.backend)
     rank = dist.get_rank()
     found = {model: train(model, spec, folder, rank) for model in spec.models}
+    found["peak_bytes"] = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if spec.device == "cuda":
-        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        found["peak_bytes"]["device"] = torch.cuda.max_memory_allocated()
     (folder / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
@@ -619,7 +621,11 @@ class Suite:
         self.bench.part(f"overhead {backend} x{ranks}", measure)
 
     def _medians(self, spec: Spec, mode: str) -> dict[str, float]:
-        """Milliseconds of the median step of each model."""
+        """Milliseconds of the median step of each model, and peaks of memory in MiB.
+
+        The peaks are those of the rank with the highest, of the host's process (``host``) and of
+        PyTorch's memory of the device (``device``).
+        """
         if mode == "profiler":
             spec = replace(spec, profile=(spec.warm_up, spec.steps))
             runs = [self.bench.run(replace(spec, models=(m,))) for m in spec.models]
@@ -633,11 +639,14 @@ class Suite:
         for ran in runs:
             for model in (m for m in spec.models if m in ran.ranks[0]):
                 found[model] = statistics.median(ran.step_times(model)) / 1e6
+            for place in ran.ranks[0]["peak_bytes"]:
+                peak = max(rank["peak_bytes"][place] for rank in ran.ranks) / (1 << 20)
+                found[place] = max(found.get(place, 0.0), peak)
         return found
 
 
 def summarize(rounds: list[dict[str, dict[str, float]]], modes: tuple[str, ...]) -> dict[str, Any]:
-    """Median step time, and the ratio to untraced taken round by round."""
+    """Median step time and peak of memory, and ratios to untraced taken round by round."""
     table: dict[str, Any] = {"rounds": len(rounds)}
     for model in MODELS:
         for mode in modes:
@@ -647,6 +656,15 @@ def summarize(rounds: list[dict[str, dict[str, float]]], modes: tuple[str, ...])
                 "ratio": round(statistics.median(ratios), 4),
                 "min": round(min(ratios), 4),
                 "max": round(max(ratios), 4),
+            }
+    for place in ("host", "device"):
+        if place not in rounds[0]["untraced"]:
+            continue
+        for mode in modes:
+            more = [r[mode][place] - r["untraced"][place] for r in rounds]
+            table[f"{place} memory {mode}"] = {
+                "peak_mib": round(statistics.median(r[mode][place] for r in rounds), 1),
+                "more_mib": round(statistics.median(more), 1),
             }
     return table
 
@@ -663,6 +681,11 @@ def report(value: dict[str, Any]) -> str:
                 lines.append(
                     f"         {key:<22} {figure['step_ms']:9.2f} ms  {figure['ratio']:7.4f}"
                     f"  ({figure['min']:.4f} to {figure['max']:.4f})"
+                )
+            elif isinstance(figure, dict) and "peak_mib" in figure:
+                lines.append(
+                    f"         {key:<22} {figure['peak_mib']:9.1f} MiB"
+                    f" {figure['more_mib']:+8.1f} MiB"
                 )
             else:
                 lines.append(f"         {key}: {figure}")

@@ -371,7 +371,8 @@ def _build_native() -> None:
 
 
 def _measured_cost(directory: Path) -> str:
-    """The overhead that the ranks measured: that of the rank with the largest ratio."""
+    """The overhead that the ranks measured."""
+    from ddltrace.tracer.capture.overhead_probe import cost_text
     from ddltrace.tracer.trace.run_reader import read_run
 
     try:
@@ -380,12 +381,7 @@ def _measured_cost(directory: Path) -> str:
         return f"no measured overhead: {error}"
     if not costs:
         return "no measured overhead: the job must take at least 216 steps"
-    highest = max(costs, key=lambda cost: cost["ratio"])
-    return (
-        f"a recorded step takes {highest['ratio']:.3f} times an unrecorded one "
-        f"(95 % interval {highest['low']:.3f} to {highest['high']:.3f}, {highest['steps']} steps "
-        "of each, on the rank with the largest ratio)"
-    )
+    return f"{costs[0]['steps']} steps with and without recording: {cost_text(costs)}"
 
 
 def _step_range(text: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from ddltrace.analyzer.events.interval_sets import length
 from ddltrace.analyzer.formatting.units import agreeing, counted, share_text
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, merged_by
+from ddltrace.tracer.capture.overhead_probe import cost_text
 from ddltrace.tracer.trace.communication_kernels import SUSPECTS_LABEL
 
 _UNRECORDED_WORTH_SAYING: Final = 0.01
@@ -112,11 +113,9 @@ def _trace_facts(whole: Whole) -> TraceFacts:
             notes.append(f"rank {rank}: {count} events end before they start: taken as instants")
     costs = [info.cost for info in run.ranks if info.cost]
     if costs:
-        worst = max(costs, key=lambda cost: cost["ratio"])
         notes.append(
-            f"{worst['steps']} steps were left unrecorded, to measure what recording costs: a step "
-            f"takes {worst['ratio']:.3f} times as long with it "
-            f"(95 % interval {worst['low']:.3f} to {worst['high']:.3f})"
+            f"{costs[0]['steps']} steps were left unrecorded, to measure what recording costs: "
+            f"{cost_text(costs)}"
         )
     notes += _unrecorded_notes(facts, operations_only=WORKERS_LABEL in run.labels)
     generation = trace.generations_of(steps.number)

@@ -103,6 +103,8 @@ def test_the_benchmark_measures_in_a_dry_run(tmp_path: Path) -> None:
     (part,) = bench.parts
     assert part["status"] == "ok", part
     assert {f"{model} layer" for model in gpu.MODELS} <= set(part["figures"])
+    assert part["figures"]["host memory layer"]["peak_mib"] > 100
+    assert "host memory layer" in gpu.report({"environment": {}, "parts": [part]})
 
 
 def trace_rows(*kernels: tuple[int, int]) -> list[dict[str, int]]:

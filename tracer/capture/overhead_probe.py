@@ -8,16 +8,20 @@ so the measurement runs only on request.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.record.recorder import Recorder
+if TYPE_CHECKING:
+    from ddltrace.tracer.record.recorder import Recorder
 
 FIRST_STEP: Final = 200
 _PATTERN: Final = (False, True, True, False)
 _MIN_BLOCKS: Final = 4
 _RESAMPLES: Final = 2000
+_INTERVAL: Final = 0.002
 
 
 class CostMeter:
@@ -83,3 +87,40 @@ class CostMeter:
             "high": float(high),
             "steps": 2 * blocks,
         }
+
+
+def pooled_cost(costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The cost of recording over all ranks.
+
+    Ranks wait for each other, so the same disturbance makes the same steps longer on all of them:
+    the interval of the mean is taken to be as wide as those of the ranks, not narrower.
+
+    Args:
+        costs: The result of `CostMeter.result` of each rank.
+
+    Returns:
+        The means of ``ratio``, ``low`` and ``high``, the ``steps`` on each side, and
+        ``steps_needed`` on each side for an interval of 0.2 %, whose width decreases with the
+        square root of their number.
+    """
+    ratio, low, high = (fmean(cost[key] for cost in costs) for key in ("ratio", "low", "high"))
+    steps = min(cost["steps"] for cost in costs)
+    needed = math.ceil(steps * ((high - low) / _INTERVAL) ** 2)
+    return {"ratio": ratio, "low": low, "high": high, "steps": steps, "steps_needed": needed}
+
+
+def cost_text(costs: Sequence[Mapping[str, Any]]) -> str:
+    """The cost of recording over all ranks as text.
+
+    Args:
+        costs: The result of `CostMeter.result` of each rank.
+    """
+    pooled = pooled_cost(costs)
+    text = (
+        f"a step takes {pooled['ratio']:.4f} times as long with it, the mean of "
+        f"{len(costs)} rank{'' if len(costs) == 1 else 's'} "
+        f"(95 % interval {pooled['low']:.4f} to {pooled['high']:.4f}"
+    )
+    if pooled["high"] - pooled["low"] <= _INTERVAL:
+        return f"{text})"
+    return f"{text}; for one of 0.2 %: --measure-cost {2 * pooled['steps_needed']})"
