@@ -61,12 +61,12 @@ for _ in range(300):
 SPARSE = """
 import time
 import torch, torch.distributed as dist
-from ddltrace.tracer.interpose.c10d.c10d_kernels import Observer
-describe = Observer.describe
+from ddltrace.tracer.interpose.c10d.message_descriptions import Descriptions
+describe = Descriptions.describe
 def late(*args, **kwargs):
     time.sleep(0.05)  # so that Gloo is done before
     return describe(*args, **kwargs)
-Observer.describe = late
+Descriptions.describe = late
 dist.init_process_group("gloo")
 for count in range(2, 6):
     indices = torch.zeros(1, count, dtype=torch.long)

@@ -347,9 +347,9 @@ class _Calls:
         )
         values, tensor = (inputs, outputs, group), _tensor(call, argument)
         if tensor is not None and self._observer.is_captured(tensor):
-            self._observer.capture(operator, values, group, start)
+            self._observer.descriptions.capture(operator, values, group, start)
             return
-        message = self._observer.describe(operator, values, group, start)
+        message = self._observer.descriptions.describe(operator, values, group, start)
         if inputs is None and outputs is None:
             message.bytes = message.out_bytes = None
         if message.name == message.op:

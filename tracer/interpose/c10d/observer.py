@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddltrace.tracer.interpose.c10d.arguments import first_tensor, flatten, measure, name_of
+from ddltrace.tracer.interpose.c10d.arguments import first_tensor, measure
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS, Operator
 from ddltrace.tracer.interpose.c10d.groups import Group
+from ddltrace.tracer.interpose.c10d.message_descriptions import Descriptions
 from ddltrace.tracer.interpose.c10d.reaper import Reapers
 from ddltrace.tracer.interpose.c10d.waits import Waits
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread
@@ -85,6 +85,7 @@ class Observer:
         waits: Where the host's waits are recorded.
         gloo: Records the times of Gloo messages; None if they are not recorded.
         coalescing: Messages that this thread launches as one.
+        descriptions: Describes messages.
     """
 
     def __init__(self, context: PatchContext) -> None:
@@ -110,6 +111,7 @@ class Observer:
         self.gloo = context.gloo
         self._known = context.known
         self._ddp = context.ddp
+        self.descriptions = Descriptions(context)
         self._recorder.collectors.append(self._collect)
         self._collected = _Collected()
         self.coalescing = _Coalescing()
@@ -191,7 +193,7 @@ class Observer:
                     if not (self._recorder.paused and self._passes(operator, args)):
                         # Before the call, so that a message that hangs is in the trace.
                         group = self._groups.of(self._unbox_group(args[operator.group]))
-                        message = self.describe(operator, args, group, _now())
+                        message = self.descriptions.describe(operator, args, group, _now())
                 except Exception as error:  # noqa: BLE001 - the job continues
                     fault(f"record {name}", error)
             status = "failed"
@@ -209,28 +211,6 @@ class Observer:
                         fault(f"record {name}", error)
 
         return blocking_kernel if operator.blocks else kernel
-
-    def bucket_of(
-        self, operator: Operator, args: Sequence[Any], group: Group, caller: FrameType | None
-    ) -> tuple[str, list[int] | None] | None:
-        """Returns the bucket of DDP's reducer that a Python group is about to send.
-
-        Args:
-            operator: The operation of the group.
-            args: Arguments of the operation.
-            group: The group.
-            caller: Frame of the caller.
-
-        Returns:
-            Name and parameters of the bucket; None if the message is not a bucket.
-        """
-        if not self._is_reducers(operator, caller):
-            return None
-        return self._bucket(group.name, flatten(args[0]))
-
-    def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
-        """Counts a message that is not recorded, so that later numbers agree between ranks."""
-        self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
 
     def follow_launch(self, operator: Operator, work: Any, message: Message) -> None:
         """Follows a Gloo message on the CPU whose end is not reported otherwise.
@@ -346,75 +326,12 @@ class Observer:
         if operator is OPERATORS["recv_any_source_"]:
             return False  # the number of a receive from any source is known only at its end
         group = self._groups.of(self._unbox_group(args[operator.group]))
-        self.leave_out(operator, args, group)
+        self.descriptions.leave_out(operator, args, group)
         return True
-
-    def describe(
-        self,
-        operator: Operator,
-        args: Sequence[Any],
-        group: Group,
-        start: int,
-        *,
-        by_engine: bool = False,
-    ) -> Message:
-        """Creates a message with all values that the call provides."""
-        message = self._recorder.new_message(operator.op, group.name, start)
-        if self._below.outer is not None:
-            self._below.messages += 1
-        self._describe(message, operator, args, group, by_engine=by_engine)
-        self._number(message, operator, args, group)
-        return message
 
     def is_captured(self, tensor: torch.Tensor) -> bool:
         """Whether a message of a tensor would become part of a graph instead of being sent."""
         return tensor.is_cuda and self._timer.in_use() and self._timer.is_capturing()
-
-    def capture(self, operator: Operator, args: Sequence[Any], group: Group, start: int) -> None:
-        """Records a message that has become part of a graph.
-
-        Args:
-            operator: The operation.
-            args: Its arguments.
-            group: Its group.
-            start: When it was called.
-        """
-        if self._below.outer is not None:
-            self._below.messages += 1
-        by_engine = self._is_reducers(operator, sys._getframe())
-        message = Message(-1, operator.op, group.name, start)
-        self._describe(message, operator, args, group, by_engine=by_engine)
-        self._set_peer(message, operator, args, group)
-        self._context.graphs.add(message, group)
-
-    def _describe(
-        self,
-        message: Message,
-        operator: Operator,
-        args: Sequence[Any],
-        group: Group,
-        *,
-        by_engine: bool,
-    ) -> None:
-        """Sets sizes, element type, name and parameters of a message."""
-        inputs, outputs = operator.inputs, operator.outputs
-        tensors: list[torch.Tensor] = []
-        sparse = False
-        if inputs is not None:
-            tensors, message.bytes, sparse = measure(args[inputs])
-        if outputs == inputs:
-            # A broadcast's receivers and a reduction's contributors hold the same tensor. The
-            # result of sparse tensors is known only after the sum.
-            message.out_bytes = None if sparse else message.bytes
-        elif outputs is not None:
-            received, message.out_bytes, _ = measure(args[outputs])
-            tensors = tensors or received
-        if tensors:
-            message.dtype = name_of(tensors[0].dtype)
-            named = self.name(operator, group, tensors, by_engine=by_engine)
-            message.name, message.tensors = named
-        elif inputs is None and outputs is None:
-            message.bytes = message.out_bytes = 0
 
     def _record(
         self,
@@ -426,7 +343,7 @@ class Observer:
     ) -> None:
         group = self._groups.of(self._unbox_group(args[operator.group]))
         if launch.is_captured:
-            self.capture(operator, args, group, launch.start)
+            self.descriptions.capture(operator, args, group, launch.start)
         else:
             self._record_sent(operator, args, kwargs, result, launch)
 
@@ -440,8 +357,10 @@ class Observer:
     ) -> None:
         process_group = self._unbox_group(args[operator.group])
         group = self._groups.of(process_group)
-        by_engine = self._is_reducers(operator, sys._getframe())
-        message = self.describe(operator, args, group, launch.start, by_engine=by_engine)
+        by_engine = self.descriptions.is_reducers(operator, sys._getframe())
+        message = self.descriptions.describe(
+            operator, args, group, launch.start, by_engine=by_engine
+        )
         if launch.sparse_bytes is not None:
             message.bytes = launch.sparse_bytes
         first = first_tensor(args[: operator.group])
@@ -484,16 +403,6 @@ class Observer:
             # On another device, the wait would order a stream of the job.
             poll = not (blocking and first.is_cpu)
             self._reapers.follow(work, message, poll=poll)
-
-    def _is_reducers(self, operator: Operator, caller: FrameType | None) -> bool:
-        """Whether DDP's reducer may be the sender of a message."""
-        return operator.op == "all_reduce" and self._ddp.in_use and _called_by_engine(caller)
-
-    def _bucket(
-        self, group: str, tensors: Sequence[torch.Tensor]
-    ) -> tuple[str, list[int] | None] | None:
-        """Returns name and parameters of a bucket of the reducer; None if it is not a bucket."""
-        return self._ddp.bucket_of(group, tensors[0]) if len(tensors) == 1 else None
 
     def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``_start_coalescing``: messages until ``_end_coalescing`` are launched as one."""
@@ -606,66 +515,7 @@ class Observer:
                 return
             message.seq = group.next_between(message.op, message.peer, message.tag)
 
-    @staticmethod
-    def _set_peer(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
-        """Sets the peer and the tag of a message."""
-        if operator.peer is not None:
-            peer = args[operator.peer] if len(args) > operator.peer else None
-            message.peer = group.global_rank(peer)
-        if operator.tag is not None:
-            message.tag = args[operator.tag] if len(args) > operator.tag else 0
-
-    @classmethod
-    def _number(
-        cls, message: Message, operator: Operator, args: Sequence[Any], group: Group
-    ) -> None:
-        """Sets the peer of the message, and its number, which is equal on all its ranks."""
-        cls._set_peer(message, operator, args, group)
-        if operator.op not in P2P_OPS:
-            message.seq = group.next_collective()
-            return
-        # For a receive from any source: when the message has arrived.
-        message.seq = group.next_between(message.op, message.peer, message.tag)
-
-    def name(
-        self,
-        operator: Operator,
-        group: Group,
-        tensors: list[torch.Tensor],
-        *,
-        by_engine: bool = False,
-        at: tuple[int, int] | None = None,
-    ) -> tuple[str, list[int] | None]:
-        """Returns the name of a message and the parameters that it carries.
-
-        The address of a single tensor is looked up unless it is given, see `Registry.tensors_at`.
-        """
-        registry = self._registry
-        carried = registry.carried.now
-        if carried is not None:
-            name, parameters = carried
-            return name or operator.op, parameters
-        bucket = self._bucket(group.name, tensors) if by_engine else None
-        if bucket is not None:
-            return bucket
-        parameters = registry.tensors_at(tensors, at)
-        return (operator.op if parameters is None else registry.name_of(parameters)), parameters
-
 
 def _stream_of(message: Message) -> Hashable:
     """Names the stream of the communication library in which a message runs."""
     return (message.group, message.peer) if message.op in P2P_OPS else message.group
-
-
-def _called_by_engine(frame: FrameType | None) -> bool:
-    """Whether a message is sent by C++, below autograd's engine.
-
-    DDP's reducer calls so: no Python frame lies between the kernel and the engine (or none at
-    all, on an engine thread).
-
-    Args:
-        frame: The Python frame that sends the message, or a frame of the tracer.
-    """
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    return frame is None or frame.f_code.co_name == "_engine_run_backward"

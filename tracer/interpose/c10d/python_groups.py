@@ -201,6 +201,7 @@ class _Calls:
             The argument of `end`; None if the call is part of another call, or is not recorded.
         """
         observer, registry = self._observer, self._context.registry
+        descriptions = observer.descriptions
         below = self._below
         if below.outer is not None or not observer.active:
             return None
@@ -208,16 +209,16 @@ class _Calls:
         group = self._context.groups.of(process_group)
         call = _Call(operator, as_operator, group, method, _now(), registry.carried.now)
         if self._context.recorder.paused:
-            observer.leave_out(operator, as_operator, group)
+            descriptions.leave_out(operator, as_operator, group)
             return None
         caller = sys._getframe(1).f_back  # of the method
-        bucket = observer.bucket_of(operator, as_operator, group, caller)
+        bucket = descriptions.bucket_of(operator, as_operator, group, caller)
         try:
             if bucket is not None:
                 registry.carried.now = bucket
             if method in self._senders:
                 # Before the call: one that hangs is to be seen.
-                call.message = observer.describe(operator, as_operator, group, call.start)
+                call.message = descriptions.describe(operator, as_operator, group, call.start)
         except BaseException:
             registry.carried.now = call.former
             raise
@@ -241,7 +242,9 @@ class _Calls:
                 self._senders.discard(call.method)
             elif message is None:
                 self._senders.add(call.method)
-                message = observer.describe(call.operator, call.args, call.group, call.start)
+                message = observer.descriptions.describe(
+                    call.operator, call.args, call.group, call.start
+                )
         finally:
             self._context.registry.carried.now = call.former
         if message is None:

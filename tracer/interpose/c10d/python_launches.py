@@ -152,7 +152,7 @@ class Offering:
         self.observer = observer
         self._gloo = gloo
         self._known = known
-        self._name = observer.name
+        self._name = observer.descriptions.name
         self._below = context.groups.below
         self._recorder = context.recorder
         self._seen_group = context.groups.seen

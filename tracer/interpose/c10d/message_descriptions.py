@@ -1,0 +1,192 @@
+"""Describes messages: what they send, for which parameters, and as which message of their group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.interpose.c10d.arguments import flatten, measure, name_of
+from ddltrace.tracer.record.recorder import Message
+from ddltrace.tracer.trace.schema import P2P_OPS
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
+    from ddltrace.tracer.interpose.c10d.groups import Group
+    from ddltrace.tracer.interpose.patch_context import PatchContext
+
+_BETWEEN: Final = (__file__, str(Path(__file__).with_name("observer.py")))
+"""Files of the functions between a kernel and the question who called it."""
+
+
+class Descriptions:
+    """Describes the messages of a rank.
+
+    Args:
+        context: The parts of the recording rank.
+    """
+
+    def __init__(self, context: PatchContext) -> None:
+        self._recorder = context.recorder
+        self._registry = context.registry
+        self._graphs = context.graphs
+        self._ddp = context.ddp
+        self._below = context.groups.below
+
+    def describe(
+        self,
+        operator: Operator,
+        args: Sequence[Any],
+        group: Group,
+        start: int,
+        *,
+        by_engine: bool = False,
+    ) -> Message:
+        """Creates a message with all values that the call provides."""
+        message = self._recorder.new_message(operator.op, group.name, start)
+        if self._below.outer is not None:
+            self._below.messages += 1
+        self._describe(message, operator, args, group, by_engine=by_engine)
+        self._number(message, operator, args, group)
+        return message
+
+    def capture(self, operator: Operator, args: Sequence[Any], group: Group, start: int) -> None:
+        """Records a message that has become part of a graph.
+
+        Args:
+            operator: The operation.
+            args: Its arguments.
+            group: Its group.
+            start: When it was called.
+        """
+        if self._below.outer is not None:
+            self._below.messages += 1
+        by_engine = self.is_reducers(operator, sys._getframe())
+        message = Message(-1, operator.op, group.name, start)
+        self._describe(message, operator, args, group, by_engine=by_engine)
+        self._set_peer(message, operator, args, group)
+        self._graphs.add(message, group)
+
+    def _describe(
+        self,
+        message: Message,
+        operator: Operator,
+        args: Sequence[Any],
+        group: Group,
+        *,
+        by_engine: bool,
+    ) -> None:
+        """Sets sizes, element type, name and parameters of a message."""
+        inputs, outputs = operator.inputs, operator.outputs
+        tensors: list[torch.Tensor] = []
+        sparse = False
+        if inputs is not None:
+            tensors, message.bytes, sparse = measure(args[inputs])
+        if outputs == inputs:
+            # A broadcast's receivers and a reduction's contributors hold the same tensor. The
+            # result of sparse tensors is known only after the sum.
+            message.out_bytes = None if sparse else message.bytes
+        elif outputs is not None:
+            received, message.out_bytes, _ = measure(args[outputs])
+            tensors = tensors or received
+        if tensors:
+            message.dtype = name_of(tensors[0].dtype)
+            named = self.name(operator, group, tensors, by_engine=by_engine)
+            message.name, message.tensors = named
+        elif inputs is None and outputs is None:
+            message.bytes = message.out_bytes = 0
+
+    def bucket_of(
+        self, operator: Operator, args: Sequence[Any], group: Group, caller: FrameType | None
+    ) -> tuple[str, list[int] | None] | None:
+        """Returns the bucket of DDP's reducer that a Python group is about to send.
+
+        Args:
+            operator: The operation of the group.
+            args: Arguments of the operation.
+            group: The group.
+            caller: Frame of the caller.
+
+        Returns:
+            Name and parameters of the bucket; None if the message is not a bucket.
+        """
+        if not self.is_reducers(operator, caller):
+            return None
+        return self._bucket(group.name, flatten(args[0]))
+
+    def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
+        """Counts a message that is not recorded, so that later numbers agree between ranks."""
+        self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
+
+    def is_reducers(self, operator: Operator, caller: FrameType | None) -> bool:
+        """Whether DDP's reducer may be the sender of a message."""
+        return operator.op == "all_reduce" and self._ddp.in_use and _called_by_engine(caller)
+
+    def _bucket(
+        self, group: str, tensors: Sequence[torch.Tensor]
+    ) -> tuple[str, list[int] | None] | None:
+        """Returns name and parameters of a bucket of the reducer; None if it is not a bucket."""
+        return self._ddp.bucket_of(group, tensors[0]) if len(tensors) == 1 else None
+
+    @staticmethod
+    def _set_peer(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
+        """Sets the peer and the tag of a message."""
+        if operator.peer is not None:
+            peer = args[operator.peer] if len(args) > operator.peer else None
+            message.peer = group.global_rank(peer)
+        if operator.tag is not None:
+            message.tag = args[operator.tag] if len(args) > operator.tag else 0
+
+    @classmethod
+    def _number(
+        cls, message: Message, operator: Operator, args: Sequence[Any], group: Group
+    ) -> None:
+        """Sets the peer of the message, and its number, which is equal on all its ranks."""
+        cls._set_peer(message, operator, args, group)
+        if operator.op not in P2P_OPS:
+            message.seq = group.next_collective()
+            return
+        # For a receive from any source: when the message has arrived.
+        message.seq = group.next_between(message.op, message.peer, message.tag)
+
+    def name(
+        self,
+        operator: Operator,
+        group: Group,
+        tensors: list[torch.Tensor],
+        *,
+        by_engine: bool = False,
+        at: tuple[int, int] | None = None,
+    ) -> tuple[str, list[int] | None]:
+        """Returns the name of a message and the parameters that it carries.
+
+        The address of a single tensor is looked up unless it is given, see `Registry.tensors_at`.
+        """
+        registry = self._registry
+        carried = registry.carried.now
+        if carried is not None:
+            name, parameters = carried
+            return name or operator.op, parameters
+        bucket = self._bucket(group.name, tensors) if by_engine else None
+        if bucket is not None:
+            return bucket
+        parameters = registry.tensors_at(tensors, at)
+        return (operator.op if parameters is None else registry.name_of(parameters)), parameters
+
+
+def _called_by_engine(frame: FrameType | None) -> bool:
+    """Whether a message is sent by C++, below autograd's engine.
+
+    DDP's reducer calls so: no Python frame lies between the kernel and the engine (or none at
+    all, on an engine thread).
+
+    Args:
+        frame: The Python frame that sends the message, or a frame of the tracer.
+    """
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
