@@ -27,7 +27,7 @@ import torch
 from codec_messages import LoopbackMessage, Operations, resnet_shapes
 
 from ddltrace.experiments.codecs import create
-from ddltrace.experiments.codecs.kernels.codec import Codec
+from ddltrace.experiments.codecs.codec import Codec
 
 SPECS = (
     *("fp16", "bf16", "int8:block=256", "onebit", "onebit+feedback", "signsgd"),

@@ -20,8 +20,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.asynchrony.update_server import UpdateServer
-from ddltrace.experiments.codecs.composition import compose
-from ddltrace.experiments.codecs.kernels.make_codec import make_codec
+from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.collectives.job_store import open_store
 from ddltrace.experiments.collectives.lifelines import listen
 from ddltrace.experiments.collectives.server import be_a_rank
@@ -74,7 +73,7 @@ def main() -> None:
     description = compose(strategy.codec, strategy.feedback)
     server = UpdateServer(
         strategy.synchronization,
-        None if description is None else make_codec(description),
+        None if description is None else description.codec(None),
         group,
         names[:workers],
     )

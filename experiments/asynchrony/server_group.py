@@ -42,8 +42,8 @@ from ddltrace.experiments.asynchrony.wire_format import (
     write_body,
     write_states,
 )
+from ddltrace.experiments.codecs.codec import Codec, Payload, as_bytes
 from ddltrace.experiments.codecs.forms.base import Coding
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes
 from ddltrace.experiments.collectives.job_store import open_store, store_address
 from ddltrace.experiments.collectives.lifelines import connect, say_server_died
 from ddltrace.experiments.collectives.server_processes import (

@@ -30,7 +30,7 @@ from ddltrace.experiments.asynchrony.wire_format import (
     write_reply,
     write_states,
 )
-from ddltrace.experiments.codecs.kernels.codec import Codec
+from ddltrace.experiments.codecs.codec import Codec
 from ddltrace.experiments.messages.trace_marks import carrying, mark
 from ddltrace.experiments.synchronization.marks import mark_name
 from ddltrace.experiments.synchronization.rule import ServerRule

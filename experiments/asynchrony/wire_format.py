@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
+from ddltrace.experiments.codecs.codec import Codec, Payload, as_bytes, view_as
 
 HEADER_TAG: Final = 1
 BODY_TAG: Final = 2

@@ -1,20 +1,17 @@
 """Codecs, which encode tensors in fewer bytes for the network.
 
 Each technique is one file with a pure description of its parameters, its wire size and the
-exchange that suits it. ``kernels`` contains the torch code that encodes and decodes;
-``kernels/make_codec.py`` maps descriptions to it, and is loaded when a codec is created.
+exchange that suits it, and with the code that encodes and decodes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ddltrace.experiments.codecs.block_int8 import BlockInt8
-from ddltrace.experiments.codecs.composition import compose
-from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.codec import Codec, CodecDescription, Payload
 from ddltrace.experiments.codecs.dgc import Dgc
-from ddltrace.experiments.codecs.double_squeeze import DoubleSqueeze
-from ddltrace.experiments.codecs.feedback import Feedback, Modifier
+from ddltrace.experiments.codecs.feedback import DoubleSqueeze, Feedback, Modifier, compose
 from ddltrace.experiments.codecs.half_precision import Bf16, Fp16
 from ddltrace.experiments.codecs.one_bit import OneBit
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
@@ -26,10 +23,7 @@ from ddltrace.experiments.codecs.top_k import TopK
 from ddltrace.experiments.grammar import MODIFIER, Grammar
 from ddltrace.experiments.technique import on_axis
 
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
-
-__all__ = ["create"]
+__all__ = ["Codec", "CodecDescription", "Payload", "create"]
 
 CODECS: Final[tuple[type[CodecDescription | Modifier], ...]] = (
     Fp16,
@@ -65,9 +59,8 @@ def create(spec: str, *, seed: int | None = None) -> Codec:
     Raises:
         UsageError: The spec is not valid, or names no codec or another axis.
     """
-    from ddltrace.experiments.codecs.kernels.make_codec import make_codec
 
-    return make_codec(read(spec), seed=seed)
+    return read(spec).codec(seed)
 
 
 def read(spec: str) -> CodecDescription:

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
+from ddltrace.experiments.codecs.chunks import (
+    chunk_elements,
+    decoded_chunks,
+    float_chunks,
+    rounded_up,
+    scratch,
+)
+from ddltrace.experiments.codecs.codec import (
+    ChunkedCodec,
+    Codec,
+    CodecDescription,
+    ExchangeForm,
+    as_bytes,
+    finite_or_nan,
+    floats_at_start,
+)
+from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
 
@@ -33,6 +50,10 @@ class BlockInt8(CodecDescription):
         """A shard is a number of whole blocks."""
         return self.block
 
+    def codec(self, seed: int | None) -> Codec:
+        """Rounding to the nearest."""
+        return BlockInt8Codec(self)
+
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One byte an element and four a block."""
         return elements + 4 * -(-elements // self.block)
@@ -44,3 +65,55 @@ class BlockInt8(CodecDescription):
         ranks both are the same, and all-gather quantizes only once.
         """
         return "all_gather" if world_size <= 2 else "all_to_all"
+
+
+_LEVELS = 127.0
+
+
+class BlockInt8Codec(ChunkedCodec):
+    """Rounds to the nearest multiple of the block's largest magnitude / 127.
+
+    A block with an infinite or NaN element decodes to NaN as a whole. Magnitudes outside
+    float32's range count as infinite.
+    """
+
+    def __init__(self, description: BlockInt8) -> None:
+        super().__init__(description)
+        self._block = description.block
+
+    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
+        """Encodes all blocks of a chunk together."""
+        count, elements = rows.shape
+        block = min(self._block, rounded_up(elements))
+        blocks = -(-elements // block)
+        data = self._empty_payloads(rows)
+        codes = data[:, 4 * blocks :].view(torch.int8)
+        chunk = chunk_elements(count, elements, rows.device, block)
+        for start, stop, values in float_chunks(rows, chunk, block):
+            work = scratch("noise", values.numel(), rows.device).view(values.shape)
+            first, last = start // block, -(-stop // block)
+            part = values.view(count, -1, block)
+            magnitudes = work.view(count, -1, block)
+            torch.abs(part, out=magnitudes)
+            scale = finite_or_nan(magnitudes.amax(2).div_(_LEVELS))
+            data[:, 4 * first : 4 * last] = as_bytes(scale)[:, : 4 * (last - first)]
+            # Where the scale is zero, so is the block: any divisor will do.
+            divisor = scale.masked_fill_(scale == 0, 1.0).unsqueeze(2)
+            torch.div(part, divisor, out=magnitudes)
+            magnitudes.round_().clamp_(-_LEVELS, _LEVELS).nan_to_num_(0.0)
+            codes[:, start:stop] = work[:, : stop - start]
+        return data
+
+    def _pieces(self, data: torch.Tensor, elements: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        count = data.shape[0]
+        block = min(self._block, rounded_up(elements))
+        blocks = -(-elements // block)
+        scales = floats_at_start(data, blocks).unsqueeze(2)
+        codes = data[:, 4 * blocks :].view(torch.int8)
+        chunk = chunk_elements(count, elements, data.device, block)
+        for start, stop, work in decoded_chunks(data, elements, chunk):
+            first, last = start // block, -(-stop // block)
+            work[:, : stop - start].copy_(codes[:, start:stop])
+            used = work[:, : (last - first) * block].view(count, -1, block)
+            used.mul_(scales[:, first:last])
+            yield start, stop, work[:, : stop - start]

@@ -9,21 +9,17 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from ddltrace.experiments.codecs.composition import compose
-from ddltrace.experiments.codecs.description import CodecDescription
-from ddltrace.experiments.codecs.feedback import Modifier
+from ddltrace.experiments.codecs.codec import Codec, CodecDescription
+from ddltrace.experiments.codecs.dgc import DgcCodec
+from ddltrace.experiments.codecs.feedback import FeedbackCodec, Modifier, compose
 from ddltrace.experiments.codecs.forms.all_gather import AllGatherForm
 from ddltrace.experiments.codecs.forms.all_reduce import AllReduceForm
 from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
 from ddltrace.experiments.codecs.forms.base import Form, Part
 from ddltrace.experiments.codecs.forms.low_rank import LowRankForm
 from ddltrace.experiments.codecs.forms.votes import combination_of
-from ddltrace.experiments.codecs.kernels.codec import Codec
-from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
-from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
-from ddltrace.experiments.codecs.kernels.half_precision import HalfPrecisionCodec
-from ddltrace.experiments.codecs.kernels.make_codec import make_codec
-from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec
+from ddltrace.experiments.codecs.half_precision import HalfPrecisionCodec
+from ddltrace.experiments.codecs.power_sgd import PowerSgdCodec
 from ddltrace.experiments.collectives.base import Collectives, LibraryCollectives
 from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, Message
@@ -62,7 +58,7 @@ class CodecExchange(MessageExchange):
             LibraryCollectives(group),
             LibraryCollectives(second_group),
         )
-        own = make_codec(description)
+        own = description.codec(None)
         self._dgc = own if isinstance(own, DgcCodec) else None
         self._form = _form_of(own, *self._collectives)
         self._shapes: dict[int, tuple[int, ...]] = {}
@@ -112,5 +108,5 @@ def _form_of(codec: Codec, first: Collectives, second: Collectives) -> Form:
         return AllReduceForm(codec, dtype, first)
     if form == "all_gather":
         return AllGatherForm(codec, first, combination_of(codec))
-    server = make_codec(description.second_pass)
+    server = description.second_pass.codec(None)
     return AllToAllForm(codec, server, first, second, combination_of(codec))

@@ -6,9 +6,19 @@ divide by the number of ranks, all-reduce, cast back.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Literal
 
-from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
+from ddltrace.experiments.codecs.codec import (
+    Codec,
+    CodecDescription,
+    ExchangeForm,
+    Payload,
+    as_bytes,
+    view_as,
+)
+from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
 
@@ -21,6 +31,10 @@ from ddltrace.experiments.technique import technique
 @dataclass(frozen=True)
 class Fp16(CodecDescription):
     """IEEE half precision: 11 significant bits, values above 65,504 become infinite."""
+
+    def codec(self, seed: int | None) -> Codec:
+        """A cast."""
+        return HalfPrecisionCodec(self, "float16")
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """Two bytes an element."""
@@ -41,6 +55,10 @@ class Fp16(CodecDescription):
 class Bf16(CodecDescription):
     """bfloat16: 8 significant bits, the range of float32."""
 
+    def codec(self, seed: int | None) -> Codec:
+        """A cast."""
+        return HalfPrecisionCodec(self, "bfloat16")
+
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """Two bytes an element."""
         return 2 * elements
@@ -48,3 +66,21 @@ class Bf16(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """Sums of halves are halves: an all-reduce of half the bytes."""
         return "all_reduce"
+
+
+class HalfPrecisionCodec(Codec):
+    """Rounds to the nearest 16-bit float. Infinities and NaN are preserved."""
+
+    def __init__(self, description: CodecDescription, name: Literal["float16", "bfloat16"]) -> None:
+        super().__init__(description)
+        self.dtype: torch.dtype = getattr(torch, name)
+
+    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
+        half = flat.to(self.dtype)
+        if half.data_ptr() == flat.data_ptr():  # it was of this type: payloads share nothing
+            half = half.clone()
+        return Payload(as_bytes(half), shape, flat.dtype)
+
+    def _decode(self, payload: Payload) -> torch.Tensor:
+        half = view_as(payload.data, self.dtype)
+        return half.clone() if payload.dtype == self.dtype else half.to(payload.dtype)

@@ -9,7 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
+from ddltrace.experiments.codecs.chunks import added
+from ddltrace.experiments.codecs.codec import (
+    Codec,
+    CodecDescription,
+    ExchangeForm,
+    RowCodec,
+    as_bytes,
+    finite_or_nan,
+    floats_at_start,
+    packed_bytes,
+)
+from ddltrace.experiments.codecs.packing import pack_signs, signs_to_values
+from ddltrace.experiments.codecs.random_bits import RandomBits
+from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
 
@@ -30,6 +43,10 @@ class SignSgd(CodecDescription):
 
     gives_votes: ClassVar[bool] = True
 
+    def codec(self, seed: int | None) -> Codec:
+        """Votes."""
+        return SignSgdCodec(self, seed=seed)
+
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One bit an element and one float32 scale, which carries NaN."""
         return 4 + packed_bytes(elements, 1) if elements else 0
@@ -37,3 +54,62 @@ class SignSgd(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """Votes are counted shard by shard; all-gather only on two ranks."""
         return "all_gather" if world_size <= 2 else "all_to_all"
+
+
+_HEADER = 4
+
+
+class SignSgdCodec(RowCodec):
+    """One bit an element. The scale is 1, or the mean magnitude below a residual.
+
+    A vote of zero, as of a gradient that is zero or of a tie, is cast at random: one bit has no
+    third value, and a fixed one would move all such elements the same way in every step.
+
+    A tensor with an infinite or NaN element decodes to NaN as a whole: its scale is NaN.
+
+    Attributes:
+        votes: Whether payloads are votes, of which the exchange takes the majority.
+    """
+
+    def __init__(
+        self, description: CodecDescription, *, seed: int | None = None, scaled: bool = False
+    ) -> None:
+        super().__init__(description)
+        self.votes = not scaled
+        self._random = RandomBits(seed)
+
+    def with_feedback(self) -> Codec:
+        """EF-signSGD's form: signs scaled by the mean magnitude."""
+        return SignSgdCodec(self.description, seed=0, scaled=True)
+
+    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
+        """Packs the signs of all rows together."""
+        data = self._empty_payloads(rows)
+        sums: list[torch.Tensor] = []
+
+        def add(values: torch.Tensor, signs: torch.Tensor) -> None:
+            del signs
+            # A product with zero is NaN where the element is not finite.
+            part = values.mul_(0) if self.votes else values.abs_()
+            sums.append(part.sum(1))
+
+        pack_signs(self._cast(rows) if self.votes else rows, data[:, _HEADER:], add)
+        total = added(sums)
+        scale = total.add_(1.0) if self.votes else total.div_(rows.shape[1])
+        scale = finite_or_nan(scale).to(torch.float32)
+        data[:, :_HEADER] = as_bytes(scale.unsqueeze(1))
+        return data
+
+    def _cast(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows with 1 or -1, drawn at random, where an element is zero."""
+        zero = rows == 0
+        if not zero.any():
+            return rows
+        coins = torch.empty(rows.numel() + rows.numel() % 2, device=rows.device)
+        self._random.draw(coins)
+        coins = coins[: rows.numel()].view(rows.shape)
+        return torch.where(zero, torch.where(coins < 0, -1.0, 1.0).to(rows.dtype), rows)
+
+    def _decode_matrix(self, data: torch.Tensor, result: torch.Tensor) -> None:
+        scale = floats_at_start(data, 1).view(-1)
+        signs_to_values(data[:, _HEADER:], -scale, scale, result)

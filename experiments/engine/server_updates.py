@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.asynchrony.server_group import Answered, ServerGroup
 from ddltrace.experiments.asynchrony.server_optimizer import OPTIMIZERS, settings_of
-from ddltrace.experiments.codecs.composition import compose
-from ddltrace.experiments.codecs.kernels.make_codec import make_codec
+from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.engine.parameter_access import raw_gradient
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
@@ -55,7 +54,7 @@ class ServerUpdates(StepPolicy):
                 servers=strategy.architecture.dedicated(),
                 spec=strategy.spec,
                 backend=backend,
-                codec=None if description is None else make_codec(description),
+                codec=None if description is None else description.codec(None),
             )
         except RuntimeError as error:
             refuse(strategy.spec, str(error))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
-from ddltrace.experiments.codecs.composition import compose
-from ddltrace.experiments.codecs.double_squeeze import DoubleSqueeze
+from ddltrace.experiments.codecs.feedback import DoubleSqueeze, compose
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.strategy import Strategy

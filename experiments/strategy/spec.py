@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from ddltrace.experiments.architectures.base import AnyArchitecture
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
-from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import Modifier
 from ddltrace.experiments.frequency.frequency import Frequency
 from ddltrace.experiments.grammar import MODIFIER, Grammar

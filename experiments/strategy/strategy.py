@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from ddltrace.experiments.architectures.base import AnyArchitecture
-from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import Modifier
 from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
+from ddltrace.experiments.codecs.codec import Codec
 from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part, gather_bytes
 from ddltrace.experiments.codecs.forms.equal_lengths import (
     Equals,
@@ -19,7 +20,6 @@ from ddltrace.experiments.codecs.forms.equal_lengths import (
     sum_of_ranks,
 )
 from ddltrace.experiments.codecs.forms.votes import Combination
-from ddltrace.experiments.codecs.kernels.codec import Codec
 from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.messages.message_exchange import Handle
 

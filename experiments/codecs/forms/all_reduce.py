@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ddltrace.experiments.codecs.codec import Codec, Payload, as_bytes, view_as
 from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
 from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.messages.message_exchange import Handle
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ddltrace.experiments.codecs.kernels.codec import Codec
+from ddltrace.experiments.codecs.codec import Codec
 
 
 @dataclass(frozen=True)

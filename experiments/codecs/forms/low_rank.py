@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ddltrace.experiments.codecs.feedback import FeedbackCodec
 from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part
-from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
-from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec, orthonormal
-from ddltrace.experiments.codecs.power_sgd import PowerSgd
+from ddltrace.experiments.codecs.power_sgd import PowerSgd, PowerSgdCodec, orthonormal
 from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.messages.message_exchange import Handle
 

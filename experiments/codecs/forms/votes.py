@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from ddltrace.experiments.codecs.kernels.codec import Codec
-from ddltrace.experiments.codecs.kernels.sign_sgd import SignSgdCodec
-from ddltrace.experiments.codecs.kernels.ternary import TernaryCodec
+from ddltrace.experiments.codecs.codec import Codec
+from ddltrace.experiments.codecs.sign_sgd import SignSgdCodec
+from ddltrace.experiments.codecs.ternary import TernaryCodec
 from ddltrace.experiments.collectives.base import Collectives
 
 Batch = tuple[torch.Tensor, Sequence[Hashable]]

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
+from ddltrace.experiments.codecs.codec import as_bytes, view_as
 from ddltrace.experiments.codecs.forms.base import Coding, gather_bytes
-from ddltrace.experiments.codecs.kernels.codec import as_bytes, view_as
 from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
-from ddltrace.experiments.codecs.composition import compose
+from ddltrace.experiments.codecs.feedback import FeedbackCodec, compose
 from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
-from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.strategy.spec import parse

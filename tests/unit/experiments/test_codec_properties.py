@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 from support.sampling import sampled
 
 from ddltrace.experiments.codecs import CODECS, create, read
-from ddltrace.experiments.codecs.description import kept_elements
-from ddltrace.experiments.codecs.dgc import Dgc
+from ddltrace.experiments.codecs.codec import kept_elements
+from ddltrace.experiments.codecs.dgc import Dgc, DgcCodec
+from ddltrace.experiments.codecs.feedback import FeedbackCodec
 from ddltrace.experiments.codecs.forms.votes import combination_of
-from ddltrace.experiments.codecs.kernels.bits import pack, unpack
-from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
-from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
-from ddltrace.experiments.codecs.kernels.largest import largest
-from ddltrace.experiments.codecs.kernels.levels import PackedLevels, unit_elements
-from ddltrace.experiments.codecs.kernels.power_sgd import orthonormal
-from ddltrace.experiments.codecs.kernels.random_bits import RandomBits
+from ddltrace.experiments.codecs.packing import PackedLevels, pack, unit_elements, unpack
+from ddltrace.experiments.codecs.power_sgd import orthonormal
+from ddltrace.experiments.codecs.random_bits import RandomBits
+from ddltrace.experiments.codecs.sparse import largest
 from ddltrace.experiments.technique import Technique, on_axis
 from ddltrace.tracer.errors import UsageError
 

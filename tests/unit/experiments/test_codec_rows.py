@@ -13,11 +13,10 @@ from support.sampling import choose_seed, sampled
 from support.simulated import codec_messages, simulated_ranks
 
 from ddltrace.experiments.codecs import create
+from ddltrace.experiments.codecs.codec import Codec, Payload, RowCodec
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
-from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
-from ddltrace.experiments.codecs.kernels.random_bits import RandomBits
-from ddltrace.experiments.codecs.kernels.row_codec import RowCodec
+from ddltrace.experiments.codecs.feedback import FeedbackCodec
+from ddltrace.experiments.codecs.random_bits import RandomBits
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.strategy.spec import parse
 

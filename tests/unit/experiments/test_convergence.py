@@ -16,7 +16,7 @@ import torch
 from support.sampling import choose_seed, sampled
 from support.simulated import convergence, simulated_training
 
-from ddltrace.experiments.codecs.kernels.block_int8 import BlockInt8Codec
+from ddltrace.experiments.codecs.block_int8 import BlockInt8Codec
 from ddltrace.experiments.workloads import create
 
 SEED = choose_seed() % 1000
