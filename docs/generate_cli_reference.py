@@ -44,6 +44,7 @@ VARIABLES = {
     "`PYTHONPATH`, to ranks that a scheduler starts elsewhere ([clusters.md](clusters.md))",
     "DDLTRACE_EXPERIMENT_OBSERVE": "set by `ddltrace experiment` for the processes of its jobs",
     "DDLTRACE_PROTOCOL": "set by `ddltrace experiment` for the processes of its jobs",
+    "DDLTRACE_TECHNIQUES": "set by `ddltrace run` for its processes: plug-ins to load",
 }
 """The variables of the environment that ddltrace reads under names of its own."""
 

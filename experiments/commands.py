@@ -100,11 +100,22 @@ Examples:
   ddltrace experiment list
   ddltrace experiment list --json""",
 )
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    type=click.Path(path_type=str),
+    metavar="FILE",
+    help="Also list the techniques of this file; repeat it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_command(as_json: bool) -> None:
+def list_command(plugins: tuple[str, ...], as_json: bool) -> None:
     """List the techniques that exist, along the axes on which they combine."""
     from ddltrace.experiments.strategy.listing import as_json as listing_as_json
     from ddltrace.experiments.strategy.listing import as_text
+    from ddltrace.experiments.strategy.plugins import load
+
+    load(plugins)
 
     click.echo(json.dumps(listing_as_json(), indent=1) if as_json else as_text())
 
@@ -128,6 +139,15 @@ Examples:
     metavar="SPEC",
     help="A strategy to run; repeat it. The first is the baseline.  "
     f"[default: {', '.join(_DEFAULT_STRATEGIES)}]",
+)
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    type=click.Path(path_type=str),
+    metavar="FILE",
+    help="A Python file that registers techniques of your own for --strategy; repeat it. "
+    "See docs/experiment-guide.md.",
 )
 @_RANKS
 @click.option(
@@ -249,6 +269,7 @@ Examples:
 def run_command(
     *,
     specs: tuple[str, ...],
+    plugins: tuple[str, ...],
     ranks: int | None,
     steps: int,
     warmup: int | None,
@@ -294,12 +315,14 @@ def run_command(
     from ddltrace.experiments.harness.settings import Settings
     from ddltrace.experiments.pacing.profile import PROFILE_FILE
     from ddltrace.experiments.pacing.slowdown import read_slowdown
+    from ddltrace.experiments.strategy.plugins import load
     from ddltrace.experiments.strategy.spec import parse, refuse_repeated
     from ddltrace.tracer.errors import UsageError
     from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_room
 
     require_torch("ddltrace experiment run")
+    records = load(plugins)
     _check_html(html, force=force)
     defaults = () if also else _DEFAULT_STRATEGIES
     strategies = [parse(spec).spec for spec in specs or defaults]
@@ -327,6 +350,7 @@ def run_command(
         **cluster,
         command=list(command),
         keep_command=keep_command,
+        plugins=records,
     )
     if command:
         _refuse_options_of_workloads()
@@ -385,9 +409,11 @@ def resume_command(directory: Path, html: Path | None, force: bool, as_json: boo
     from ddltrace.experiments.harness.results_file import read
     from ddltrace.experiments.harness.run_plan import plan_runs
     from ddltrace.experiments.harness.runner import resume_experiment, settings_of
+    from ddltrace.experiments.strategy.plugins import load_recorded
 
     _check_html(html, force=force)
     saved = read(directory / RESULTS_FILE)
+    load_recorded(saved.settings.get("plugins", ()))
     settings = settings_of(saved, directory)
     check_options(dataclasses.asdict(settings))
     done = sum(run.is_finished for row in saved.rows for run in row.runs)

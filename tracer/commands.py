@@ -115,6 +115,15 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     "see: ddltrace experiment list",
 )
 @click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    type=click.Path(path_type=str),
+    metavar="FILE",
+    help="A Python file that registers techniques of your own for --strategy; repeat it. "
+    "See docs/experiment-guide.md.",
+)
+@click.option(
     "--steps",
     type=click.IntRange(min=1),
     metavar="N",
@@ -165,6 +174,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     nccl: bool,
     nccl_events: str,
     strategy: str | None,
+    plugins: tuple[str, ...],
     steps: int | None,
     slow: tuple[str, ...],
     dashboard: bool,
@@ -194,7 +204,10 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     check_options(cluster)
     if cluster["hosts"] is not None:
         command = tuple(on_hosts(cluster, command))
-    plugin_options = {"strategy": strategy, "steps": steps, "slow": list(slow)}
+    plugin_options = {
+        **{"strategy": strategy, "steps": steps, "slow": list(slow)},
+        "plugin": list(plugins),
+    }
     plugin = _checked_plugin(plugin_options)
     if from_mpi:
         os.environ.update(torch_variables(os.environ))
@@ -217,6 +230,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             os.environ.update({**of_nccl, "DDLTRACE_NCCL_DIR": str(config.directory)})
         _build_native()
         labels = _labels(found)
+        if plugin_options.get("techniques"):
+            labels["techniques"] = plugin_options["techniques"]
         recorded = command if keep_command else masked_command(command)
         with dashboard_beside(whole) if dashboard else contextlib.nullcontext():
             beside = None if upload is None else upload.beside()

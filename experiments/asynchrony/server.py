@@ -27,6 +27,7 @@ from ddltrace.experiments.collectives.server import be_a_rank
 from ddltrace.experiments.collectives.server_processes import join_group
 from ddltrace.experiments.messages.trace_marks import mark
 from ddltrace.experiments.parent_process import end_with_parent, outlive_parent
+from ddltrace.experiments.strategy.plugins import load_inherited
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.marks import mark_name
 from ddltrace.experiments.synchronization.rule import ServerRule
@@ -49,6 +50,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     store = open_store(options["store"], options["prefix"])
+    load_inherited()
     strategy = parse(options["spec"])
     names: list[int] = options["global_ranks"]
     workers = options["workers"]

@@ -15,15 +15,18 @@ def check(options: dict[str, Any]) -> None:
     Args:
         options: ``strategy``: a spec, or None to leave communication as it is; ``steps``: after
             how many optimizer steps the job ends, or None; ``slow``: ranks that compute more
-            slowly.
+            slowly; ``plugin``: files of techniques. ``techniques`` is set: the record of each
+            plug-in, from which the ranks load it.
 
     Raises:
-        ddltrace.tracer.errors.UsageError: The strategy's spec or a slow rank is wrong.
+        ddltrace.tracer.errors.UsageError: The strategy's spec, a slow rank or a plug-in is wrong.
     """
     from ddltrace.experiments.pacing.slowdown import read_slowdown
+    from ddltrace.experiments.strategy import plugins
     from ddltrace.experiments.strategy.spec import parse
     from ddltrace.tracer.errors import UsageError
 
+    options["techniques"] = plugins.load(options.get("plugin", ()))
     for text in options.get("slow", ()):
         read_slowdown(text, None)
     spec = options.get("strategy")
@@ -41,14 +44,22 @@ def install(options: dict[str, Any]) -> None:
         options: As for `check`.
     """
     from ddltrace.experiments.engine.job import JobStrategy
+    from ddltrace.experiments.engine.refusal import end_job
     from ddltrace.experiments.engine.step_limit import StepLimit
     from ddltrace.experiments.observation.job_observer import install_if_asked
+    from ddltrace.experiments.strategy import plugins
     from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.tracer.errors import UsageError
 
     # Before the limit: its hook ends the job, and the last step is to be observed.
     install_if_asked()
-    if options.get("strategy") is not None:
-        JobStrategy(parse(options["strategy"])).install()
+    try:
+        plugins.load_recorded(options.get("techniques", ()))
+        strategy = None if options.get("strategy") is None else parse(options["strategy"])
+    except UsageError as error:  # this rank is on another host, with other files
+        end_job(str(error))
+    if strategy is not None:
+        JobStrategy(strategy).install()
     if options.get("slow"):
         from ddltrace.experiments.engine.slow_rank import SlowRank
 

@@ -16,6 +16,7 @@ from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.run_plan import PlannedRun
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.pacing.profile import PROFILE_FILE
+from ddltrace.experiments.strategy.plugins import plugin_files
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.launch.emulated_hosts import on_hosts as command_on_hosts
@@ -34,6 +35,7 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
         *(sys.executable, "-m", "ddltrace", "run", "-o", str(trace), "--force"),
         *("--level", "layer"),
         *(["--keep-command"] if settings.keep_command else []),
+        *(part for file in plugin_files(settings.plugins) for part in ("--plugin", file)),
     ]
     if settings.command:
         is_own = planned.strategy == UNCHANGED or planned.strategy in settings.also

@@ -50,6 +50,7 @@ class Settings:
         loss: Share of packets that are lost, such as ``0.1%``; None for none.
         command: The user's own job; empty for a workload.
         keep_command: Whether command lines are recorded with their secrets.
+        plugins: The plug-ins of techniques: ``source``, ``sha256`` and ``techniques`` of each.
     """
 
     strategies: list[str]
@@ -80,6 +81,7 @@ class Settings:
     loss: str | None = None
     command: list[str] = field(default_factory=list)
     keep_command: bool = False
+    plugins: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         opening, strategy = max((opening_steps_of(name), name) for name in self.strategies)

@@ -36,6 +36,7 @@ from ddltrace.experiments.pacing.straggler import Straggler
 from ddltrace.experiments.parallelism.create import create as create_split
 from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
 from ddltrace.experiments.parent_process import end_with_parent
+from ddltrace.experiments.strategy.plugins import load_inherited
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.transports import protocols
@@ -66,6 +67,7 @@ def _train(options: argparse.Namespace) -> None:
     workload = create(
         options.workload, width=options.width, batch_size=options.batch_size, seed=options.seed
     )
+    load_inherited()
     strategy = parse(options.strategy)
     if options.protocol is not None and strategy.transport is None:
         strategy = replace(strategy, transport=Tcp())

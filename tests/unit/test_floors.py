@@ -321,6 +321,38 @@ def test_what_is_allowed_is_not_found(layer: str, file: str, source: str) -> Non
     assert not violations_in(layer, ROOT / file, source)
 
 
+# The folders of the experiments whose modules import PyTorch when they are imported. The others,
+# with the descriptions of all techniques, are read by commands without it.
+WITH_TORCH = {
+    *("messages", "plan_execution", "collectives", "codecs", "frequency", "workloads"),
+    *("parallelism", "asynchrony", "observation", "pacing", "engine", "harness", "transports"),
+    "transport_benchmark",
+}
+
+
+def test_pytorch_is_imported_in_the_named_folders_only() -> None:
+    found = {
+        unit_of(f"ddltrace.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}")
+        for layer, path in layer_files()
+        if layer == "experiments"
+        for imported in imports_in(layer, path)
+        if imported.at_import and imported.module.split(".")[0] == "torch"
+    }
+    assert found == WITH_TORCH
+
+
+def test_techniques_are_read_without_pytorch() -> None:
+    program = (
+        "import json, sys\n"
+        "from ddltrace.experiments.strategy.listing import as_json\n"
+        "from ddltrace.experiments.strategy.spec import names, parse\n"
+        "for name in set(names()) - {'feedback'}: parse(name)\n"
+        "assert as_json()['techniques']\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    assert "torch" not in modules_after(program)
+
+
 HEAVY = {"torch", "pandas", "dash", "plotly", "numpy", "pyarrow", "flask", "sklearn", "scipy"}
 
 

@@ -1,0 +1,93 @@
+"""A technique of the user's own: loaded from a file, run on two ranks, recorded; errors of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "fp8_codec.py"
+RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+GOOD = EXAMPLE.read_text(encoding="utf-8")
+BROKEN = {
+    "syntax": (GOOD.replace("@dataclass(frozen=True)", "@dataclass(frozen=True"), "SyntaxError"),
+    "clash": (GOOD.replace('"fp8"', '"topk"'), "there is a technique 'topk' already"),
+    "preset": (GOOD.replace('"fp8"', '"sparseloco"'), "there is a preset of this name"),
+    "no wire_bytes": (GOOD.replace("def wire_bytes", "def other"), "lacks: wire_bytes"),
+    "no codec": (GOOD.replace("def codec", "def other"), "lacks: codec"),
+    "no _decode": (GOOD.replace("def _decode", "def other"), "_decode"),
+    "nothing": ("x = 1\n", "registers no technique"),
+    "error": ("\n\n1 / 0\n", "line 3: ZeroDivisionError"),
+}
+
+
+def ddltrace(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddltrace", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_the_example_runs_on_two_ranks_and_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = ddltrace(
+        *("experiment", "run", "--plugin", str(EXAMPLE), "--strategy", "ddp", "--strategy", "fp8"),
+        *("--steps", "12", "--warmup", "4", "--repeats", "1", "--width", "8", "-o", str(out)),
+        *("--max-other-cores", "1000"),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads((out / "results.json").read_text())
+    (record,) = results["settings"]["plugins"]
+    assert record["techniques"] == ["fp8"]
+    assert len(record["sha256"]) == 64
+    plain, coded = results["rows"]
+    assert coded["replicas_identical"]
+    # One byte for each element, and a scale for each of the model's 14 tensors.
+    assert coded["payload_bytes"] == plain["payload_bytes"] / 4 + 4 * 14
+    assert coded["losses"][-1] == pytest.approx(plain["losses"][-1], rel=0.2)
+    run = json.loads((out / "fp8" / "run.json").read_text())
+    assert run["labels"]["techniques"] == [record]
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_one_line_before_the_job_starts(case: str, tmp_path: Path) -> None:
+    source, message = BROKEN[case]
+    file, started = tmp_path / "mine.py", tmp_path / "started"
+    file.write_text(source, encoding="utf-8")
+    job = [sys.executable, "-c", f"open({str(started)!r}, 'w')"]
+    done = ddltrace("run", "--plugin", str(file), "-o", str(tmp_path / "trace"), "--", *job)
+    assert done.returncode != 0
+    (line,) = done.stderr.strip().splitlines()
+    assert message in line
+    assert "mine.py" in line
+    assert not started.exists()
+
+
+def test_a_missing_plugin_is_one_line() -> None:
+    done = ddltrace("experiment", "run", "--plugin", "/no/such.py", "--strategy", "fp8")
+    assert done.returncode != 0
+    (line,) = done.stderr.strip().splitlines()
+    assert line.endswith("plug-in /no/such.py cannot be read: No such file or directory")
+
+
+def test_a_rank_with_another_file_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    """As on a second host whose copy is missing or older: rank 1 starts with a changed file."""
+    file, job = tmp_path / "mine.py", tmp_path / "job.py"
+    file.write_text(GOOD, encoding="utf-8")
+    job.write_text(
+        "import sys\n"
+        f"open({str(file)!r}, 'a').write('# changed')\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print('trained')\n",
+        encoding="utf-8",
+    )
+    arguments = ["--plugin", str(file), "--strategy", "fp8", "-o", str(tmp_path / "trace")]
+    done = ddltrace("run", *arguments, "--", *RANKS, str(job))
+    assert done.returncode != 0
+    assert "trained" not in done.stdout
+    assert "is not the one with which the job was started" in done.stderr
+    assert "ZeroDivision" not in done.stderr
