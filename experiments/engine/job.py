@@ -6,8 +6,6 @@ import atexit
 import contextlib
 import functools
 import inspect
-import logging
-import os
 import sys
 import weakref
 from typing import Any, NoReturn
@@ -19,12 +17,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.refusal import StrategyRefusedError, has_refused, refuse
+from ddltrace.experiments.engine.refusal import (
+    StrategyRefusedError,
+    exit_with_error,
+    has_refused,
+    refuse,
+)
 from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
 from ddltrace.experiments.engine.update_control import before_step, install_hooks
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.strategy import Strategy
-from ddltrace.tracer.capture.session import current_session
 
 
 class JobStrategy:
@@ -160,7 +162,7 @@ class JobStrategy:
                 self._check_end()
             except StrategyRefusedError:
                 # Python ignores what functions at its end raise: the status would be 0.
-                _exit_with_error()
+                exit_with_error()
 
     def _check_end(self) -> None:
         """At the end of the job: what was not exchanged until now will not be."""
@@ -187,17 +189,6 @@ class JobStrategy:
                 self._strategy.spec, f"the job {used}; strategies apply to DistributedDataParallel"
             )
         self._refuse_alone("before its first optimizer step")
-
-
-def _exit_with_error() -> NoReturn:
-    """Ends this process with status 1 while Python runs its last functions."""
-    session = current_session()
-    if session is not None:
-        session.close()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
 
 
 def _in_place_of_ddp(optimizer: Optimizer) -> str:

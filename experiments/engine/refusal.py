@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import Final, NoReturn
@@ -58,7 +61,21 @@ def end_job(line: str, reason: str | None = None) -> NoReturn:
         StrategyRefusedError: Always.
     """
     print_once(line)
+    if threading.current_thread() is not threading.main_thread():
+        # The exception would end the thread only, such as one that runs a remote call.
+        exit_with_error()
     raise StrategyRefusedError(line if reason is None else reason)
+
+
+def exit_with_error() -> NoReturn:
+    """Ends this process with status 1 where an exception would not end it."""
+    session = current_session()
+    if session is not None:
+        session.close()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def print_once(line: str) -> None:

@@ -88,3 +88,15 @@ def test_a_strategy_trains_as_plain_ddp_or_ends_the_job(spec: str, tmp_path: Pat
                 assert distance(found[0], found[1]) == 0 or found == expected, (spec, path)
         else:
             assert distance(found, expected) <= allowed, (spec, path, found, expected)
+
+
+@pytest.mark.parametrize("spec", sampled(list(STRATEGIES), 1))
+def test_a_strategy_ends_a_job_of_remote_calls_that_train(spec: str, tmp_path: Path) -> None:
+    command = on_ranks("ddp_in_rpc.py", str(tmp_path / "found"), ranks=4)
+    done = run(traced(tmp_path / "trace", command, "--strategy", spec), cwd=tmp_path)
+    told = [line for line in done.stderr.splitlines() if "cannot be applied" in line]
+    assert (done.status, len(told)) == (1, 1), done.stderr[-3000:]
+    assert "torch.distributed.autograd keeps gradients apart" in told[0]
+    # The process ends with the line, not the remote call with an exception of the engine.
+    assert "StrategyRefusedError" not in done.stderr
+    assert not (tmp_path / "found.0").exists()
