@@ -436,7 +436,7 @@ def _describe(labels: _Labels, meaning: dict[str, str]) -> Partition:
 
 def _overlay(top: Partition, bottom: Partition) -> Partition:
     """`top`, with its holes filled from `bottom`."""
-    time = np.union1d(top.time, bottom.time)
+    time = distinct(np.concatenate([top.time, bottom.time]))
     i = np.searchsorted(top.time, time, side="right") - 1
     j = np.searchsorted(bottom.time, time, side="right") - 1
     top_category = np.append(top.category, _HOLE)[i]

@@ -282,6 +282,10 @@ class Trace:
         known = view.__dict__
         known["clocks"] = {info.segment: self.clocks[info.segment] for info in infos}
         known["step_selection"] = self.step_selection
+        if self._tables is None:
+            # Listed once: a listing by each rank would be quadratic in the ranks.
+            own = {counters_name(info.segment) for info in infos}
+            known["_counter_files"] = own & self._counter_files
         if max(view._generations.values(), default=0):
             known["_first_steps"] = self._first_steps
         return view

@@ -183,7 +183,6 @@ _RETURN_TYPE: Final = re.compile(r"(?:static |__global__ )*void ")
 _ANONYMOUS: Final = re.compile(r"(?:\(anonymous namespace\)|<unnamed>)::")
 _MANGLED: Final = re.compile(r"_Z[NLK]*(?=\d)")
 _LENGTH: Final = re.compile(r"\d{1,3}")
-_PATTERNS: Final = tuple((re.compile(library.pattern), library) for library in LIBRARIES)
 
 
 def qualified_name(name: str) -> str:
@@ -202,10 +201,16 @@ def qualified_name(name: str) -> str:
     return "::".join(parts)
 
 
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], Library], ...]:
+    # Compiled when a kernel is seen: commands load this module for traces without any, too.
+    return tuple((re.compile(library.pattern), library) for library in LIBRARIES)
+
+
 def library_of(name: str) -> Library | None:
     """The library that has a kernel of that name."""
     qualified = qualified_name(name)
-    found = (library for pattern, library in _PATTERNS if pattern.search(qualified))
+    found = (library for pattern, library in _patterns() if pattern.search(qualified))
     return next(found, LIBRARIES[0] if any(word in name for word in _ANYWHERE) else None)
 
 
