@@ -76,7 +76,11 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="directory for the traces; kept and reused")
     parser.add_argument("--case", choices=list(CASES), action="append", help="only this case")
     parser.add_argument("--growth", action="store_true", help="measure how memory grows, too")
+    parser.add_argument("--trial", action="store_true", help="small traces: whether it runs")
     chosen = parser.parse_args()
+    if chosen.trial:
+        for name, (shape, what, *goals) in CASES.items():
+            CASES[name] = (replace(shape, ranks=2, steps=12), f"trial of: {what}", *goals)
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.keep or Path(temporary)
         for name in chosen.case or CASES:

@@ -43,7 +43,7 @@ from pathlib import Path
 from ddltrace.analyzer.importers.chrome.trace_events import EventFile
 before = time.process_time()
 for file in Path(sys.argv[1]).iterdir():
-    for chunk in EventFile(file):
+    for chunk in EventFile(file, 0):
         pass
 floor = time.process_time() - before
 """
