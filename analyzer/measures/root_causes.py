@@ -243,10 +243,13 @@ class RootCauseFinder:
                 make(index) for make in (self._without, self._as_others) for index in chosen
             )
             pairs = zip(found[: len(chosen)], found[len(chosen) :], strict=True)
-            saved[: len(chosen)] = [
-                whole if whole[1] > _MOST_OF_IT * waited_for[1] else waited_for
-                for waited_for, whole in pairs
-            ]
+            for index, (waited_for, whole) in enumerate(pairs):
+                low, high = whole if whole[1] > _MOST_OF_IT * waited_for[1] else waited_for
+                ranks = (int(sums.rank[chosen[index]]),)
+                saved[index] = (
+                    finder.within_processors(low, ranks),
+                    finder.within_processors(high, ranks),
+                )
         names = self._names(order[:_REPLAYED])
         total = float(self._delays.waiting.sum())
         rows = []

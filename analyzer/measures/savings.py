@@ -10,6 +10,11 @@ scenario is replayed both ways: with that time kept, and without it, compared wi
 it as well. The difference between both is what the trace does not show. In a job of which all
 dependencies are known (StragglerAnalysis), all such time is waiting, as in
 `ddltrace.analyzer.measures.ideal_job`.
+
+Without the fault of a rank, the ranks of a host share its processors at times at which the late one
+slept. So what is saved if ranks are as the others is bounded by the processors as well, see
+`ddltrace.analyzer.measures.processor_time`. Savings without all work of a category are not: the
+processor time of that work is not known.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from ddltrace.analyzer.joined.replay import Replay, Scenario, StepEnds
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
 from ddltrace.analyzer.measures.path_parts import MOST_PARTS, PathPart, PathRank, path_parts
+from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
 from ddltrace.analyzer.measures.steps import Steps
 
 _OWN: Final = ("compute", "update", "data", "copy", "host")
@@ -49,6 +55,13 @@ class Savings:
     slows other work, and exact if the change removes all of the named time and nothing else
     changes. Communication that compute hides completely stays hidden in a replay without that
     compute: in this case a bound is too high. No bound is more than `step_us`.
+
+    If a late rank no longer sleeps, all ranks of its host compute at the same time. So what is
+    saved if ranks are as the others (`imbalance_us`, `StragglerRow.saves_us`,
+    `RootCause.saves_us`) is at most the time per step minus (processor time per step of all ranks
+    of a host, without what the late rank uses more than the median of its other ranks) /
+    (processors of the host), where the trace has the counters ``process_cpu_time`` and
+    ``host_processors``.
 
     Time that nothing explains (unrecorded time where the trace records nothing of the host, and
     waiting for messages that could not be joined) is replayed once as work and once as waiting,
@@ -85,6 +98,7 @@ class SavingsFinder:
         graph: The dependency graph.
         steps: All steps.
         work: Rank -> its own work by activity.
+        hosts: The use of each host's processors, where it is known.
         dependencies_known: Whether all time that nothing explains is known to be waiting.
     """
 
@@ -96,9 +110,11 @@ class SavingsFinder:
         steps: Steps,
         work: Mapping[int, OwnWork],
         *,
+        hosts: Sequence[HostUse] = (),
         dependencies_known: bool = False,
     ) -> None:
         self._scans, self._joined, self._work = scans, joined, work
+        self._hosts = hosts
         self._dependencies_known = dependencies_known
         self._unrecorded = {
             rank: scan.activity.unrecorded
@@ -141,13 +157,23 @@ class SavingsFinder:
             step_us=self._mean_us,
             **{f"{name}_us": us for name, us in zip(_OWN, saved, strict=False)},
             transfer_us=saved[-2],
-            imbalance_us=saved[-1],
+            imbalance_us=self.within_processors(saved[-1], tuple(self._scans)),
         )
 
     def by_rank(self, ranks: Sequence[int]) -> dict[int, float]:
         """Returns, for each rank, the savings if no rank ever waited for it."""
         scenarios = [Scenario({rank: unblocked(self._scans[rank])}) for rank in ranks]
-        return dict(zip(ranks, self.saved(scenarios), strict=True))
+        saved = zip(ranks, self.saved(scenarios), strict=True)
+        return {rank: self.within_processors(us, (rank,)) for rank, us in saved}
+
+    def within_processors(self, us: float, ranks: Sequence[int]) -> float:
+        """Returns the part of savings that the processors of the hosts allow, us per step.
+
+        Args:
+            us: The savings without that bound.
+            ranks: Ranks that are as the others then.
+        """
+        return min([us, *(host.most_saved_us(ranks) for host in self._hosts)])
 
     def by_part(self, parts: Sequence[PathPart], paths: Sequence[Path]) -> list[float]:
         """Returns the possible savings of each part of the critical path on its rank alone."""
@@ -293,6 +319,7 @@ def find_savings(joined: JoinedSteps) -> SavingsFinder | None:
         joined.graph,
         joined.steps,
         joined.work,
+        hosts=host_uses(joined.trace, joined.steady),
         dependencies_known=joined.dependencies_known,
     )
 

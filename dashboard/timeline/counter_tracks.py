@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 _MAX_POINTS: Final = 2000
 _MAX_SERIES: Final = 512
-_CONSTANT: Final = frozenset({"host_memory_total", "device_memory_total"})
+_NOT_SHOWN: Final = frozenset(
+    {"host_memory_total", "host_processors", "device_memory_total", "process_cpu_time"}
+)
+"""Constants, and the processor time, which ``process_cpu`` shows."""
 
 
 def counter_tracks(trace: Trace) -> list[dict[str, Any]]:
@@ -36,7 +39,7 @@ def counter_tracks(trace: Trace) -> list[dict[str, Any]]:
         except TraceError:
             continue
         tracks += [
-            _track(rank, one, trace.origin_ns) for one in series if one.name not in _CONSTANT
+            _track(rank, one, trace.origin_ns) for one in series if one.name not in _NOT_SHOWN
         ]
     return tracks[:_MAX_SERIES]
 

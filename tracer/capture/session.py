@@ -39,6 +39,7 @@ from ddltrace.tracer.record.step_tracker import Steps
 from ddltrace.tracer.record.watchdog import Watchdog
 from ddltrace.tracer.record.writer import WriterThread
 from ddltrace.tracer.resources.counter_thread import CounterThread
+from ddltrace.tracer.resources.step_processor_time import StepProcessorTime
 from ddltrace.tracer.timing import clock_exchange
 from ddltrace.tracer.timing.clocks import clock_domain, paired_reading
 from ddltrace.tracer.timing.device_use import DeviceUse
@@ -172,7 +173,8 @@ class Session:
                 after_in_child=quiet(counters.abandon, fault),
             )
             memory = DeviceMemory(self.context, counters)
-            self.context.steps.on_update.append(memory.after_step)
+            processor_time = StepProcessorTime(counters)
+            self.context.steps.on_update += [memory.after_step, processor_time.after_step]
         except Exception as error:  # noqa: BLE001 - see above
             self.fault("counters", error)
 

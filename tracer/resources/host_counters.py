@@ -64,6 +64,9 @@ class HostCounters:
         busy = self._rate("host_cpu", total - idle, total)
         if busy is not None:
             yield Reading("host_cpu", min(max(busy, 0.0), 1.0))
+        processors = self._psutil.cpu_count()
+        if processors is not None:
+            yield Reading("host_processors", processors)
         memory = self._psutil.virtual_memory()
         yield Reading("host_memory_used", memory.total - memory.available)
         yield Reading("host_memory_total", memory.total)

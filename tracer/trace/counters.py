@@ -36,6 +36,12 @@ class Counter(NamedTuple):
 
 COUNTER_LIST: Final = (
     Counter("process_cpu", "cores", "processor time of the rank's process per second"),
+    Counter(
+        "process_cpu_time",
+        "s",
+        "processor time of all threads of the rank's process since its start, at ends of steps",
+        True,
+    ),
     Counter("process_memory", "bytes", "resident memory of the rank's process"),
     Counter(
         "process_cpu_wait",
@@ -43,6 +49,7 @@ COUNTER_LIST: Final = (
         "share of time in which the process's main thread was runnable but had no processor",
     ),
     Counter("host_cpu", "share", "busy share of all processors of the host"),
+    Counter("host_processors", "processors", "processors of the host that are online"),
     Counter("host_memory_used", "bytes", "memory of the host that is not available"),
     Counter("host_memory_total", "bytes", "memory of the host"),
     Counter("network_sent", "bytes", "bytes sent on an interface since its start", True),

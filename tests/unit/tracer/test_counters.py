@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ddltrace.tracer.interpose.device_memory import patch
-from ddltrace.tracer.resources import counter_thread
+from ddltrace.tracer.resources import counter_thread, step_processor_time
 from ddltrace.tracer.resources.counter_thread import CounterThread
 from ddltrace.tracer.resources.host_counters import HostCounters
 from ddltrace.tracer.resources.nvml_counters import NvmlCounters
@@ -156,6 +156,7 @@ def test_host_counters_are_those_of_the_system() -> None:
     while time.process_time() < busy_until:
         pass
     second = {(r.name, r.instance): r.value for r in counters.sample()}
+    assert second["host_processors", None] == psutil.cpu_count()
     assert second["host_memory_total", None] == psutil.virtual_memory().total
     assert second["process_memory", None] == pytest.approx(
         psutil.Process().memory_info().rss, rel=0.1
@@ -165,6 +166,20 @@ def test_host_counters_are_those_of_the_system() -> None:
     # The kernel counts in ticks of 10 ms, so a short interval can show a little too much.
     assert 0 < second["process_cpu", None] <= psutil.cpu_count() + 1
     assert 0 < second["host_cpu", None] <= 1
+
+
+def test_processor_time_is_read_at_ends_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[tuple[int, int | None, Reading]] = []
+    sink: Any = SimpleNamespace(add=lambda *values: added.append(values))
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ns, process_time=lambda: now_ns / 2e9)
+    monkeypatch.setattr(step_processor_time, "time", clock)
+    processor_time = step_processor_time.StepProcessorTime(sink)
+    for step in range(7):
+        now_ns = 1_000_000_000 + step * 90_000_000
+        processor_time.after_step(step)
+    # At most every 0.2 s: a step takes 0.09 s.
+    assert [step for _, step, _ in added] == [0, 3, 6]
+    assert added[1] == (1_270_000_000, 3, Reading("process_cpu_time", 0.635))
 
 
 def test_only_one_rank_reads_the_counters_of_a_host() -> None:
