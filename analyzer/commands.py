@@ -26,7 +26,6 @@ from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.importers.kineto.hta_figures import HtaBreakdown
     from ddltrace.analyzer.model import Analyzed
     from ddltrace.analyzer.trace.opened_trace import Trace
 
@@ -125,8 +124,8 @@ Examples:
     default="ddltrace",
     show_default=True,
     help="hta: give each rank's overlap, idle, compute and kernel time as Holistic Trace "
-    "Analysis 0.5.0 does, which drops the last step; and its tables of idle time, queue length "
-    "and bandwidth of copies. Needs Kineto files.",
+    "Analysis 0.5.0 does (within 0.05 %), which drops the last step; and its tables of idle time, "
+    "queue length and bandwidth of copies. Needs Kineto files.",
 )
 @click.option(
     "--memory-limit",
@@ -217,11 +216,11 @@ def _report(
     from ddltrace.analyzer.report.threshold import check_threshold
     from ddltrace.analyzer.trace.trace_directories import dashboard_command
 
-    breakdown = None
+    by_ranks = None
     if definitions == "hta":
-        from ddltrace.analyzer.measures.hta_definitions import hta_breakdown
+        from ddltrace.analyzer.measures.hta_definitions import hta_ranks
 
-        breakdown = hta_breakdown(opened)
+        by_ranks = hta_ranks(opened)
     report_ranges(opened, steps)
     # Paths cost another range of steps in a long trace.
     needs_paths = html is not None or tracker is not None
@@ -229,10 +228,10 @@ def _report(
     analysis = opened.analyze(steps) if analyzed is None else analyzed.analysis
     if form == "json":
         document = analysis.to_json() | {"definitions": definitions}
-        if breakdown is not None:
-            from ddltrace.analyzer.measures.hta_definitions import by_hta, hta_tables
+        if by_ranks is not None:
+            from ddltrace.analyzer.measures.hta_definitions import by_hta
 
-            document = by_hta(document, breakdown, hta_tables(opened))
+            document = by_hta(document, by_ranks)
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     elif form == "markdown":
         from ddltrace.analyzer.report.markdown_report import render_markdown
@@ -242,8 +241,10 @@ def _report(
         from ddltrace.analyzer.report.text_report import render_report
 
         click.echo(render_report(analysis))
-        if breakdown is not None:
-            _echo_hta(opened, breakdown)
+        if by_ranks is not None:
+            from ddltrace.analyzer.measures.hta_definitions import render_hta
+
+            click.echo("\n" + render_hta(by_ranks))
         if opened.ranks:
             click.echo(f"\nNext: {dashboard_command(traces)}")
     if html is not None and analyzed is not None:
@@ -254,19 +255,6 @@ def _report(
     if tracker is not None and analyzed is not None:
         _log(tracker, analyzed, opened, traces)
     _conclude([check_threshold(analysis.summary, expression) for expression in fail_on], strict)
-
-
-def _echo_hta(opened: Trace, breakdown: list[HtaBreakdown]) -> None:
-    """Prints the tables of `--definitions hta`."""
-    from ddltrace.analyzer.measures.hta_definitions import (
-        hta_tables,
-        render_breakdown,
-        render_tables,
-    )
-
-    click.echo("\n" + render_breakdown(breakdown))
-    if tables := render_tables(hta_tables(opened)):
-        click.echo("\n" + tables)
 
 
 def _conclude(unknown: Sequence[str | None], strict: bool) -> None:

@@ -20,6 +20,14 @@ DIRECTIONS: Final = (
 )
 """``peer`` is between devices, ``fill`` a memset, ``other`` a name without a direction."""
 
+BANDWIDTHS_LABEL: Final = "copy_bandwidths"
+"""The entry of a run's labels with what a profiler states as the bandwidth of copies, GB/s.
+
+Rank, as text -> one number for each copy, in the order of its events; 0 for none. A rank whose
+copies have the bandwidth that bytes and duration give is left out.
+"""
+
+_KINETO_LETTERS: Final = len("Memcpy HtoD")
 _PATTERNS: Final = tuple(
     (direction, re.compile(pattern, re.IGNORECASE))
     for direction, pattern in (
@@ -38,3 +46,10 @@ def copy_direction(name: str) -> str:
         if pattern.search(name):
             return direction
     return "other"
+
+
+def kineto_direction(name: str, other: str) -> str:
+    """The beginning of CUPTI's name that tells the direction, or ``Memset``; else `other`."""
+    if name.startswith("Memset"):
+        return "Memset"
+    return name[:_KINETO_LETTERS] if name.startswith("Memcpy") else other

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ddltrace.analyzer.events.event_columns import BoolArray, IntArray, places_by_value
 
@@ -34,7 +35,13 @@ LAUNCHES: Final = frozenset(
 KERNEL_WAIT_US: Final = 30
 
 HTA_FIRST_LABEL: Final = "hta_first_events"
-"""The entry of a run's labels with the ranks whose file begins with an interval: the first row."""
+"""The entry of a run's labels with the ranks whose file begins with an interval.
+
+For HTA, work without a recorded launch was launched then.
+"""
+
+Times = npt.NDArray[Any]
+"""Integers or floats, of any unit."""
 
 
 class Gaps(NamedTuple):
@@ -52,7 +59,7 @@ class Gaps(NamedTuple):
 
 
 def stream_gaps(
-    start: IntArray, end: IntArray, launched: IntArray, is_known: BoolArray, short: float
+    start: Times, end: Times, launched: Times, is_known: BoolArray, short: float
 ) -> Gaps:
     """Splits the idle time of a stream.
 
@@ -73,8 +80,8 @@ def stream_gaps(
 
 
 def queue_lengths(
-    launched: IntArray, launched_on: IntArray, start: IntArray, stream: IntArray
-) -> Iterator[tuple[int, tuple[IntArray, IntArray]]]:
+    launched: Times, launched_on: IntArray, start: Times, stream: IntArray
+) -> Iterator[tuple[int, tuple[Times, IntArray]]]:
     """The number of works that are launched and not begun, after each of its changes.
 
     Args:

@@ -3,8 +3,8 @@
 Checked against its release 0.5.0: ``get_cuda_kernel_launch_stats``, ``get_queue_length_summary``,
 ``get_idle_time_breakdown`` and ``get_memory_bw_summary``. The last one reads bandwidths that Kineto
 computed from durations in nanoseconds; this module divides bytes by the duration in the file. HTA
-drops the last of several profiler steps; this module does not. ``analyze --definitions hta`` gives
-HTA's own values in both cases.
+drops the last of several profiler steps; this module does not. ``analyze --definitions hta``
+follows HTA in both.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddltrace.analyzer.events.copies import kineto_direction
 from ddltrace.analyzer.events.event_columns import (
     KIND,
     NULL,
@@ -31,6 +32,7 @@ from ddltrace.analyzer.events.stream_gaps import (
     HTA_FIRST_LABEL,
     KERNEL_WAIT_US,
     LAUNCHES,
+    Times,
     queue_lengths,
     stream_gaps,
 )
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
 
 _SLOW_CALL_NS: Final = 50_000
 _LONG_DELAY_NS: Final = 100_000
-_DIRECTION_LETTERS: Final = len("Memcpy HtoD")
 
 
 @dataclass(frozen=True)
@@ -290,12 +291,12 @@ def _stream_rows(
     lane = columns.lane[work]
     launched = np.where(call == NULL, 0 if unseen is None else unseen, columns.start[call])
     is_known = (call != NULL) | (unseen is not None)
-    queues = _queues(columns, work, call)
+    queues = queues_of(columns, work, call, columns.start)
     rows = []
     for code, mine in places_by_value(lane):
         start, end = columns.start[work[mine]], columns.end[work[mine]]
         gaps = stream_gaps(start, end, launched[mine], is_known[mine], KERNEL_WAIT_US * 1000)
-        queue = queues.get(code)
+        _, queue = queues.get(code, (None, None))
         rows.append(
             StreamRow(
                 rank=rank,
@@ -312,22 +313,35 @@ def _stream_rows(
     return rows
 
 
-def _queues(columns: Columns, work: IntArray, call: IntArray) -> dict[int, IntArray]:
-    """Lane -> number of works launched and not begun, after each of its changes."""
+def queues_of(
+    columns: Columns, work: IntArray, call: IntArray, start: Times
+) -> dict[int, tuple[Times, IntArray]]:
+    """The number of works that are launched and not begun, on each stream.
+
+    Args:
+        columns: The events of a rank.
+        work: Rows of its device work.
+        call: Rows of the calls that launched them; -1 where not known.
+        start: Start of each event.
+
+    Returns:
+        Code of the lane -> time of each change and number from then on.
+    """
     counted = np.append(named(columns, LAUNCHES.__contains__), False)[call]
     work, call = work[counted], call[counted]
     by_call = np.argsort(call, kind="stable")
-    lengths = queue_lengths(
-        columns.start[call[by_call]],
-        columns.lane[work[by_call]],
-        columns.start[work],
-        columns.lane[work],
+    return dict(
+        queue_lengths(
+            start[call[by_call]],
+            columns.lane[work[by_call]],
+            start[work],
+            columns.lane[work],
+        )
     )
-    return {lane: values for lane, (_, values) in lengths}
 
 
 def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:
-    names = [_direction(name) for name in columns.names]
+    names = [kineto_direction(name, "other") for name in columns.names]
     rows = []
     for direction in sorted({names[code] for code in distinct(columns.name[work]).tolist()}):
         mine = work[np.array([names[code] == direction for code in columns.name[work].tolist()])]
@@ -349,12 +363,6 @@ def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:
             )
         )
     return rows
-
-
-def _direction(name: str) -> str:
-    if name.startswith("Memset"):
-        return "Memset"
-    return name[:_DIRECTION_LETTERS] if name.startswith("Memcpy") else "other"
 
 
 def _queues_of(joined: JoinedSteps) -> DeviceQueues:

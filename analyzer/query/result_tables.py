@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
-from ddltrace.analyzer.importers.kineto.hta_series import Series
 from ddltrace.analyzer.joined.executions import (
     DEVICE_KINDS,
     HOST_KINDS,
@@ -25,7 +24,7 @@ from ddltrace.analyzer.joined.executions import (
 )
 from ddltrace.analyzer.joined.join import State
 from ddltrace.analyzer.joined.nccl_events import nccl_events
-from ddltrace.analyzer.measures.hta_definitions import hta_series
+from ddltrace.analyzer.measures.hta_definitions import Series, hta_ranks
 from ddltrace.analyzer.measures.measure import Measure
 from ddltrace.analyzer.measures.operation_rows import grouped
 from ddltrace.analyzer.model import MEASURES, Analyzed, flat_row
@@ -170,10 +169,8 @@ def hta_queue_length_table(trace: Trace) -> pa.Table:
         time_us: Time since the first event of all ranks.
         queue_length: Works launched and not begun, from this time on.
     """
-    found = hta_series(trace, "queue")
-    streams = [int(key) for _, key, _ in found]
-    columns = _series_columns(found, "stream", pa.array(streams, pa.int64()))
-    values = np.concatenate([np.empty(0), *(series.value for *_, series in found)])
+    found, columns = _series_columns(trace, "queues", "stream", pa.int64())
+    values = np.concatenate([np.empty(0), *(series.value for series in found)])
     return pa.table(columns | {"queue_length": pa.array(values.astype(np.int64))})
 
 
@@ -186,22 +183,29 @@ def hta_copy_bandwidth_table(trace: Trace) -> pa.Table:
         time_us: Time since the first event of all ranks.
         gigabytes_per_s: Bandwidth of the copies that run from this time on, together.
     """
-    found = hta_series(trace, "bandwidth")
-    columns = _series_columns(found, "name", pa.array([key for _, key, _ in found], pa.string()))
-    values = np.concatenate([np.empty(0), *(series.value for *_, series in found)])
+    found, columns = _series_columns(trace, "bandwidths", "name", pa.string())
+    values = np.concatenate([np.empty(0), *(series.value for series in found)])
     return pa.table(columns | {"gigabytes_per_s": pa.array(values)})
 
 
 def _series_columns(
-    found: Sequence[tuple[int, str, Series]], name: str, keys: pa.Array
-) -> dict[str, pa.Array]:
-    """The columns rank, key and time of some series."""
-    counts = [len(series.time) for *_, series in found]
-    which = pa.array(np.repeat(np.arange(len(found)), counts))
-    return {
-        "rank": pa.array([rank for rank, *_ in found], pa.int32()).take(which),
-        name: keys.take(which),
-        "time_us": pa.array(np.concatenate([np.empty(0), *(series.time for *_, series in found)])),
+    trace: Trace, kind: str, name: str, key_type: pa.DataType
+) -> tuple[list[Series], dict[str, pa.Array]]:
+    """All series of a kind, and their columns rank, key and time; none for other formats."""
+    ranks = hta_ranks(trace) if trace.run.source == "kineto" else []
+    first = min((each.first_ns for each in ranks), default=0)
+    keys = [(each.rank, key) for each in ranks for key in getattr(each, kind)]
+    found: list[Series] = [
+        series._replace(time_us=series.time_us + (each.first_ns - first) / 1e3)
+        for each in ranks
+        for series in getattr(each, kind).values()
+    ]
+    which = pa.array(np.repeat(np.arange(len(found)), [len(series.value) for series in found]))
+    times = np.concatenate([np.empty(0), *(series.time_us for series in found)])
+    return found, {
+        "rank": pa.array([rank for rank, _ in keys], pa.int32()).take(which),
+        name: pa.array([key for _, key in keys], key_type).take(which),
+        "time_us": pa.array(times),
     }
 
 

@@ -80,7 +80,6 @@ class Decoded:
         sizes: Row -> bytes of a copy.
         bandwidths: Row -> bandwidth of a copy as Kineto wrote it, GB/s.
         begins_with_interval: Whether the first event in the file is the first row.
-        lacks_times: Whether the file has metadata without a time.
         meta: The file's top-level entries besides the events.
         losses: Notes on what is missing because the file is damaged.
     """
@@ -97,7 +96,6 @@ class Decoded:
     sizes: dict[int, int]
     bandwidths: dict[int, float]
     begins_with_interval: bool
-    lacks_times: bool
     meta: dict[str, Any]
     losses: list[str]
 
@@ -145,7 +143,6 @@ class _Builder:
     sizes: dict[int, int] = field(default_factory=dict)
     bandwidths: dict[int, float] = field(default_factory=dict)
     begins_with_interval: bool | None = None
-    lacks_times: bool = False
     processes: dict[Any, Any] = field(default_factory=dict)
     is_ascend: bool = False
     speaks: list[bool] = field(default_factory=list)
@@ -167,9 +164,6 @@ class _Builder:
         """Notes what the file has besides intervals."""
         if self.begins_with_interval is None and chunk:
             self.begins_with_interval = type(chunk[0]) is Complete
-        self.lacks_times = self.lacks_times or any(
-            type(event) is Metadata and event.ts is None for event in chunk
-        )
         for event in chunk:
             if type(event) is Metadata and event.name == "process_name" and event.args:
                 self.processes[event.pid] = event.args.name
@@ -254,7 +248,6 @@ class _Builder:
             sizes=self.sizes,
             bandwidths=self.bandwidths,
             begins_with_interval=bool(self.begins_with_interval),
-            lacks_times=self.lacks_times,
             meta=file.meta,
             losses=file.losses(),
         )

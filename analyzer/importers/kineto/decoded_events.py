@@ -34,6 +34,8 @@ class Intervals:
         pid: The process, where it is known.
         args: Row -> arguments, for rows whose name speaks of communication.
         sizes: Row -> bytes of a copy.
+        bandwidths: Row -> bandwidth of a copy as Kineto wrote it, GB/s.
+        begins_with_interval: Whether the first event in the file is the first row.
         left_out: Intervals without a usable time.
     """
 
@@ -53,6 +55,8 @@ class Intervals:
     pid: int | None
     args: dict[int, Args]
     sizes: dict[int, int]
+    bandwidths: dict[int, float]
+    begins_with_interval: bool
     left_out: int
 
     def __len__(self) -> int:
@@ -103,13 +107,14 @@ def intervals_of(decoded: Decoded) -> Intervals:
         "correlation": _spread(decoded, "linked", "correlation", np.int64),
         "shape": _spread(decoded, "shaped", "shape", np.int32),
     }
-    args, sizes = decoded.args, decoded.sizes
+    args, sizes, bandwidths = decoded.args, decoded.sizes, decoded.bandwidths
     if not wanted.all():
         position = np.cumsum(wanted) - 1
         ts, duration = ts[wanted], duration[wanted]
         columns = {name: values[wanted] for name, values in columns.items()}
         args = {int(position[row]): value for row, value in args.items() if wanted[row]}
         sizes = {int(position[row]): value for row, value in sizes.items() if wanted[row]}
+        bandwidths = {int(position[row]): value for row, value in bandwidths.items() if wanted[row]}
     start = _nanoseconds(ts)
     return Intervals(
         start=start,
@@ -123,6 +128,8 @@ def intervals_of(decoded: Decoded) -> Intervals:
         pid=decoded.pid,
         args=args,
         sizes=sizes,
+        bandwidths=bandwidths,
+        begins_with_interval=decoded.begins_with_interval and bool(wanted[:1].all()),
         left_out=left_out,
     )
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.engine.shared_files import check_shared
+from ddltrace.analyzer.events.copies import BANDWIDTHS_LABEL
 from ddltrace.analyzer.events.stream_gaps import HTA_FIRST_LABEL
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import agreeing, counted
@@ -35,16 +36,6 @@ from ddltrace.analyzer.importers.kineto.decoded_messages import (
     Message,
 )
 from ddltrace.analyzer.importers.kineto.derived_steps import optimizer_steps, periodic_steps
-from ddltrace.analyzer.importers.kineto.hta_figures import (
-    HTA_LABEL,
-    HTA_SERIES_LABEL,
-    HTA_STREAMS_LABEL,
-    HtaFile,
-    hta_figures,
-    hta_file,
-    series_by_rank,
-    streams_by_rank,
-)
 from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
 from ddltrace.analyzer.importers.kineto.phases import Spans, backward_calls
 from ddltrace.analyzer.importers.kineto.time_placement import place
@@ -91,6 +82,7 @@ _MUCH_TEXT: Final = 128 << 20
 MAX_STEPS_AT_ONCE: Final = 8
 """Limit of concurrent profiler steps, which keeps the cost of the analysis linear."""
 
+_SAME_BANDWIDTH: Final = 1e-4
 _MAX_LISTED: Final = 20
 _SHOWN_SUSPECTS: Final = 3
 _SUSPECT_NAME: Final = 60
@@ -119,7 +111,8 @@ class RankFile:
     base_ns: int
     step_starts: dict[int, int]
     kernel_classes: dict[str, int]
-    hta: HtaFile
+    begins_with_interval: bool
+    copy_bandwidths: list[float] | None
     suspects: Counter[str] = field(default_factory=Counter)
     unknown_categories: Counter[str] = field(default_factory=Counter)
     steps_from: str = ""
@@ -182,13 +175,14 @@ def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
     for info in run.ranks:
         tables[info.segment] = _with_own_groups(info, tables[info.segment])
     _note_unknown_members(run)
-    hta = [(rank, file.hta) for rank, file in zip(ranks, whole, strict=True)]
-    run.labels[HTA_LABEL] = hta_figures(hta)
-    run.labels[HTA_STREAMS_LABEL] = streams_by_rank(hta)
-    run.labels[HTA_SERIES_LABEL] = series_by_rank(hta)
+    single = {rank: file for rank, file in zip(ranks, whole, strict=True) if ranks.count(rank) == 1}
     run.labels[HTA_FIRST_LABEL] = [
-        rank for rank, file in hta if file.begins_with_interval and ranks.count(rank) == 1
+        rank for rank, file in single.items() if file.begins_with_interval
     ]
+    bandwidths = {str(rank): file.copy_bandwidths for rank, file in single.items()}
+    run.labels[BANDWIDTHS_LABEL] = {
+        rank: values for rank, values in bandwidths.items() if values is not None
+    }
     by_segment = {info.segment: info.rank for info in run.ranks}
     return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
 
@@ -271,7 +265,8 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         base_ns=base,
         step_starts={n: base + start for n, start in mapped.step_starts.items()},
         kernel_classes=mapped.kernel_classes,
-        hta=hta_file(path, decoded),
+        begins_with_interval=intervals.begins_with_interval,
+        copy_bandwidths=mapper.copy_bandwidths(),
         suspects=mapped.suspects,
         unknown_categories=mapped.unknown_categories,
         steps_from=mapper.steps_from,
@@ -560,6 +555,16 @@ class _Mapper:
         found = np.isin(rows, self._launch[self._launch >= 0])
         last = intervals.start[rows[found]].max() if found.any() else np.inf
         return int((~found & (intervals.start[rows] < last)).sum()), len(rows)
+
+    def copy_bandwidths(self) -> list[float] | None:
+        """What the file states for each copy, GB/s; None if bytes and duration give the same."""
+        intervals = self._in
+        rows = np.flatnonzero(self._copy)
+        stated = np.array([intervals.bandwidths.get(row, 0.0) for row in rows.tolist()])
+        size = np.array([intervals.sizes.get(row, 0) for row in rows.tolist()])
+        duration = np.maximum(intervals.end[rows] - intervals.start[rows], 1)
+        same = np.allclose(stated, size / duration, rtol=_SAME_BANDWIDTH, atol=0)
+        return None if same else stated.tolist()
 
     def _steps(self) -> tuple[Spans, npt.NDArray[np.int64]]:
         """The marked steps and their rows."""

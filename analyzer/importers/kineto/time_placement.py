@@ -113,6 +113,8 @@ def _give_own_clock(part: Sequence[Placed], main: Sequence[Placed], notes: list[
     by = _shared_step(part, main)
     if by is None:
         by = min(file.start_ns for file in main) - min(file.start_ns for file in part)
+    # Whole microseconds, so that rounding to microseconds stays what it is in the file.
+    by -= by % 1000
     for file in part:
         file.move(by)
         file.info.clock_domain = f"clock of {part[0].name}"

