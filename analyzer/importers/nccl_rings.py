@@ -6,7 +6,6 @@ of its kernel channels or, without them, of its proxies' operations.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -60,7 +59,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         handed_over += int((times.source == HANDED_OVER).sum())
         facts[_process(ring)] = ProcessFacts(
             ring.rank,
-            ring.boot_id or ring.host or os.fspath(ring.path),
+            ring.boot_id or ring.host or str(ring.path),
             {
                 "monotonic_ns": ring.opened_ns,
                 "unix_ns": ring.opened_unix_ns,

@@ -163,8 +163,8 @@ def _matches(table: pa.Table, messages: _Messages) -> Ints:
         last = np.searchsorted(messages.launched[launched], start[mine], side="right") - 1
         # Those of one group call come together, after all of them were launched.
         behind = _from_the_end(last)
-        place = last - behind
-        taken = np.where(place >= 0, launched[np.maximum(place, 0)], _NONE)
+        launch = last - behind
+        taken = np.where(launch >= 0, launched[np.maximum(launch, 0)], _NONE)
         found[rows[mine]] = taken
     return _consistent(table, found, messages)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
 from ddltrace.experiments.codecs.feedback import FeedbackCodec, compose
 from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
+from ddltrace.experiments.codecs.power_sgd import PowerSgd
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.strategy.spec import parse
@@ -145,7 +146,7 @@ def wire(spec: str, groups: Groups) -> dict[str, float]:
     totals = torch.tensor([float(after - before)])
     dist.all_reduce(totals, group=groups.first)
     formula = description.sent_bytes(WIRE_ELEMENTS, groups.size)
-    if spec.startswith("powersgd"):
+    if isinstance(strategy.codec, PowerSgd):
         size = (500 + WIRE_ELEMENTS // 500) * strategy.codec.rank * 4
         formula = 2 * (groups.size - 1) * size // groups.size
     return {"sockets": float(totals) / groups.size, "formula": formula}

@@ -171,6 +171,7 @@ def test_host_counters_are_those_of_the_system() -> None:
 def test_processor_time_is_read_at_ends_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[tuple[int, int | None, Reading]] = []
     sink: Any = SimpleNamespace(add=lambda *values: added.append(values))
+    now_ns = 0
     clock = SimpleNamespace(monotonic_ns=lambda: now_ns, process_time=lambda: now_ns / 2e9)
     monkeypatch.setattr(step_processor_time, "time", clock)
     processor_time = step_processor_time.StepProcessorTime(sink)

@@ -49,15 +49,15 @@ class Group:
     blocking: dict[str, bool] = field(default_factory=dict)
     sends_nothing: bool = False
     collectives: int = 0
-    next_elsewhere: Callable[[], int] | None = None
+    next_elsewhere: Callable[[], int | None] | None = None
     messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
 
     def global_rank(self, rank: int | None) -> int | None:
         """Returns the global rank of a member, if it is known."""
         return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
 
-    def next_collective(self) -> int:
-        """Returns the number of the next collective."""
+    def next_collective(self) -> int | None:
+        """Returns the number of the next collective; None if its group is not known."""
         if self.next_elsewhere is not None:
             return self.next_elsewhere()
         number = self.collectives
