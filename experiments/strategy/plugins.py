@@ -25,16 +25,12 @@ from typing import Any, Final
 from ddltrace.experiments.architectures.base import AnyArchitecture
 from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import Modifier
-from ddltrace.experiments.frequency.frequency import Frequency
 from ddltrace.experiments.grammar import parameters_of
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
-from ddltrace.experiments.parallelism.descriptions import Parallelism
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.presets import PRESETS
-from ddltrace.experiments.synchronization.rule import Synchronization
 from ddltrace.experiments.technique import Technique
-from ddltrace.experiments.transports.transport import Transport
 from ddltrace.tracer.errors import UsageError
 
 GROUP: Final = "ddltrace.techniques"
@@ -44,15 +40,13 @@ _ENTRY: Final = "entry point "
 _ENVIRONMENT: Final = "DDLTRACE_TECHNIQUES"
 
 _KINDS: Final[dict[str, tuple[type[object], ...]]] = {
-    "frequency": (Frequency,),
     "volume": (CodecDescription, Modifier),
     "order": (Schedule,),
     "optimizer": (OptimizerRule,),
-    "parallelism": (Parallelism,),
     "architecture": (AnyArchitecture,),
-    "synchronization": (Synchronization,),
-    "transport": (Transport,),
 }
+"""Base classes of the techniques that a plug-in can bring. What executes those of the other axes is
+chosen by the engine from its own classes."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +189,10 @@ def _checked(source: str, digest: str, new: Sequence[Technique]) -> Plugin:
 
 def _unusable(entry: Technique) -> str | None:
     """Why a technique cannot be used; None if it can."""
-    kinds = _KINDS.get(entry.axis, ())
+    kinds = _KINDS.get(entry.axis)
+    if kinds is None:
+        axes = ", ".join(_KINDS)
+        return f"plug-ins cannot bring a technique of the axis {entry.axis}, only of {axes}"
     if entry.build is None or not issubclass(entry.build, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
         return f"its class must be a subclass of {names}"

@@ -14,7 +14,18 @@ EXAMPLE = ROOT / "docs" / "examples" / "fp8_codec.py"
 RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 GOOD = EXAMPLE.read_text(encoding="utf-8")
+EVERY_OTHER = """
+from dataclasses import dataclass
+from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.technique import technique
+
+@technique("frequency", "every_other", "averages every other step")
+@dataclass(frozen=True)
+class EveryOther(LocalSgd):
+    period: int = 2
+"""
 BROKEN = {
+    "axis": (EVERY_OTHER, "cannot bring a technique of the axis frequency, only of volume, order"),
     "syntax": (GOOD.replace("@dataclass(frozen=True)", "@dataclass(frozen=True"), "SyntaxError"),
     "clash": (GOOD.replace('"fp8"', '"topk"'), "there is a technique 'topk' already"),
     "preset": (GOOD.replace('"fp8"', '"sparseloco"'), "there is a preset of this name"),
