@@ -322,7 +322,8 @@ def _bandwidth_of_copies(trace: Trace, columns: Columns, copies: IntArray) -> Fl
     stated = label.get(str(rank)) if isinstance(label, dict) else None
     if stated is None:
         duration = np.maximum(columns.end[copies] - columns.start[copies], 1)
-        return np.maximum(columns.ints("bytes")[copies], 0) / duration
+        computed: FloatArray = np.maximum(columns.ints("bytes")[copies], 0) / duration
+        return computed
     try:
         found = np.array(stated, dtype=np.float64)
     except (TypeError, ValueError):
