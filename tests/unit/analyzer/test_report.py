@@ -239,7 +239,7 @@ def test_sql_over_every_table(build, duckdb):
     # This trace has no counters and no single operators; tests of counters and of imported
     # profiles have them.
     without = {"counters", "kernels", "operators", "launches", "streams", "copies"}
-    without |= {"hta_queue_length", "hta_copy_bandwidth"}
+    without |= {"hta_queue_length", "hta_copy_bandwidth", "nccl_events"}
     for table in TABLES:
         result = _run(query, path, f"SELECT count(*) AS n FROM {table}", "--format", "json")
         assert (json.loads(result.stdout)[0]["n"] > 0) == (table not in without), table
@@ -300,7 +300,7 @@ def test_sql_reads_nothing_else_and_fails_in_one_line(build, duckdb, sql):
     [
         ("SELECT nothing FROM messages", ["columns of messages: rank, op, group,"]),
         ("SELECT e.no FROM events e JOIN steps s USING (step)", ["events: rank,", "; of steps: "]),
-        ("SELECT * FROM nothing", ["tables: events, counters, hta_queue_length,", ", messages,"]),
+        ("SELECT * FROM nothing", ["tables: events, counters, nccl_events,", ", messages,"]),
     ],
 )
 def test_sql_that_asks_for_what_is_not_there_is_told_what_is(build, duckdb, sql, known):
