@@ -36,6 +36,44 @@ BROKEN = {
     "error": ("\n\n1 / 0\n", "line 3: ZeroDivisionError"),
 }
 
+OTHER_AXES = """
+from dataclasses import dataclass
+import torch
+from ddltrace.experiments.architectures.base import Architecture
+from ddltrace.experiments.architectures.transfers import Ownership, Reduction, Transfer
+from ddltrace.experiments.messages.message_plan import MessagePlan, whole
+from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
+from ddltrace.experiments.schedules.base import InTurn, Schedule
+from ddltrace.experiments.technique import technique
+
+@technique("order", "halves", "two messages")
+@dataclass(frozen=True)
+class Halves(Schedule):
+    def plan(self, gradients):
+        middle = len(gradients) // 2
+        halves = (gradients[:middle], gradients[middle:])
+        return MessagePlan(gradients, [[whole(each) for each in half] for half in halves])
+
+    def dispatcher(self, plan):
+        return InTurn(plan)
+
+@technique("optimizer", "still", "no update at all")
+@dataclass(frozen=True)
+class Still(OptimizerRule):
+    def update(self, optimizer, group, parameters):
+        pass
+
+@technique("architecture", "first", "the first rank sums")
+@dataclass(frozen=True)
+class First(Architecture):
+    def reduce(self, ranks, elements):
+        rounds = tuple((Transfer(each, ranks[0], 0, elements, True),) for each in ranks[1:])
+        return Reduction(rounds, (Ownership(0, elements, ranks[0]),))
+
+    def spread(self, ranks, elements):
+        return (tuple(Transfer(ranks[0], each, 0, elements, False) for each in ranks[1:]),)
+"""
+
 
 def ddltrace(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ddltrace", *arguments]
@@ -61,6 +99,27 @@ def test_the_example_runs_on_two_ranks_and_is_recorded(tmp_path: Path) -> None:
     assert coded["losses"][-1] == pytest.approx(plain["losses"][-1], rel=0.2)
     run = json.loads((out / "fp8" / "run.json").read_text())
     assert run["labels"]["techniques"] == [record]
+
+
+def test_schedules_architectures_and_optimizer_rules_are_executed(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.py", tmp_path / "out"
+    file.write_text(OTHER_AXES, encoding="utf-8")
+    specs = ("ddp", "halves", "halves+first", "halves+still")
+    done = ddltrace(
+        *("experiment", "run", "--plugin", str(file)),
+        *(word for spec in specs for word in ("--strategy", spec)),
+        *("--steps", "10", "--warmup", "4", "--repeats", "1", "--width", "8", "-o", str(out)),
+        *("--max-other-cores", "1000"),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    plain, halves, first, still = json.loads((out / "results.json").read_text())["rows"]
+    assert halves["messages"] == 2
+    assert all(row["replicas_identical"] for row in (halves, first, still))
+    assert halves["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+    assert first["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+    # Rank 1 sends its gradients once, and rank 0 sends the sum once: for each message.
+    assert first["messages"] == 4
+    assert still["losses"] != pytest.approx(plain["losses"], rel=1e-4)
 
 
 @pytest.mark.parametrize("case", BROKEN)
