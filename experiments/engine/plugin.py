@@ -42,6 +42,9 @@ def install(options: dict[str, Any]) -> None:
 
     Args:
         options: As for `check`.
+
+    Raises:
+        StrategyRefusedError: They cannot be applied to this process.
     """
     from ddltrace.experiments.engine.job import JobStrategy
     from ddltrace.experiments.engine.refusal import end_job
@@ -49,7 +52,7 @@ def install(options: dict[str, Any]) -> None:
     from ddltrace.experiments.observation.job_observer import install_if_asked
     from ddltrace.experiments.strategy import plugins
     from ddltrace.experiments.strategy.spec import parse
-    from ddltrace.tracer.errors import UsageError
+    from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
     # Before the limit: its hook ends the job, and the last step is to be observed.
     install_if_asked()
@@ -60,9 +63,12 @@ def install(options: dict[str, Any]) -> None:
         end_job(str(error))
     if strategy is not None:
         JobStrategy(strategy).install()
-    if options.get("slow"):
-        from ddltrace.experiments.engine.slow_rank import SlowRank
+    try:
+        if options.get("slow"):
+            from ddltrace.experiments.engine.slow_rank import SlowRank
 
-        SlowRank(options["slow"]).install()
-    if options.get("steps"):
-        StepLimit(int(options["steps"])).install()
+            SlowRank(options["slow"]).install()
+        if options.get("steps"):
+            StepLimit(int(options["steps"])).install()
+    except MissingCapabilityError as error:
+        end_job(str(error))

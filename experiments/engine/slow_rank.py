@@ -21,8 +21,8 @@ from ddltrace.tracer.errors import UsageError
 class SlowRank:
     """Slows the first model that the job wraps in DistributedDataParallel, if this rank is slow.
 
-    A step begins after the first update of the model's optimizers. A job without such a model ends
-    before its first optimizer step.
+    A step begins after the first update of the step of the trace before it. A job without such a
+    model ends before its first optimizer step.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -40,7 +40,6 @@ class SlowRank:
             end_job(str(error))
         self._own = [each for each in slow if each.rank == dist.get_rank()]
         self._straggler: Straggler | None = None
-        self._parameters: set[int] = set()
         self._found = False
         self._count = StepCount()
         self._steps = 0
@@ -65,7 +64,6 @@ class SlowRank:
     def _slow_down(self, model: DistributedDataParallel) -> None:
         if not self._own:
             return
-        self._parameters = {id(parameter) for parameter in model.parameters()}
         self._straggler = Straggler(model, lambda step: factor_of(self._own, step))
         self._straggler.begin(0)
 
@@ -78,10 +76,8 @@ class SlowRank:
             )
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        if self._straggler is None:
-            return
-        updated = (p for group in optimizer.param_groups for p in group["params"])
-        own = any(id(parameter) in self._parameters for parameter in updated)
-        if own and self._count.begins(optimizer):
+        del optimizer
+        if self._count.is_first_update():
             self._steps += 1
-            self._straggler.begin(self._steps)
+            if self._straggler is not None:
+                self._straggler.begin(self._steps)

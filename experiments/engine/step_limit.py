@@ -10,7 +10,7 @@ from ddltrace.experiments.observation.step_count import StepCount
 
 
 class StepLimit:
-    """Ends every rank with status 0 after the first update of its n-th step."""
+    """Ends every rank with status 0 after the first update of the n-th step of its trace."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
@@ -22,7 +22,7 @@ class StepLimit:
         install_hooks()
 
     def _updated(self, optimizer: Optimizer) -> None:
-        if not self._count.begins(optimizer):
+        if not self._count.is_first_update():
             return
         self._left -= 1
         if self._left == 0:

@@ -68,9 +68,9 @@ class JobObserver:
             self._of_this_step.append(value.detach().reshape(()).float())
         self._unscaled = None
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
+    def _stepped(self, *_: Any) -> None:
         with _handled():
-            if not self._count.begins(optimizer):
+            if not self._count.is_first_update():
                 return
             own, self._of_this_step = self._of_this_step, []
             self._losses.append(torch.stack(own).mean() if own else None)

@@ -1,30 +1,38 @@
-"""Counts the steps of a training by its optimizers' updates, as the trace does."""
+"""Counts the steps of a training: those of its trace."""
 
 from __future__ import annotations
 
-import weakref
-
-from torch.optim import Optimizer
+from ddltrace.experiments.messages.trace_marks import current_session
+from ddltrace.tracer.errors import MissingCapabilityError
 
 
 class StepCount:
-    """Counts steps. A new one begins when an optimizer updates that has updated in this one.
+    """Finds the updates with which the steps of the trace begin to end.
 
-    A step thus has the updates of all optimizers of a job with several models, and a later phase of
-    a job may have other optimizers.
+    A step of the trace has the updates of all optimizers that step one after the other, with no
+    training between them (`ddltrace.tracer.record.step_tracker`).
     """
 
     def __init__(self) -> None:
-        self._updated: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Counts the steps of this process.
 
-    def begins(self, optimizer: Optimizer) -> bool:
-        """Whether an update begins a step. To be called once an update.
-
-        Args:
-            optimizer: The optimizer that updates.
+        Raises:
+            MissingCapabilityError: This process is not recorded.
         """
-        begins = not self._updated or optimizer in self._updated
-        if begins:
-            self._updated.clear()
-        self._updated.add(optimizer)
-        return begins
+        session = current_session()
+        if session is None:
+            raise MissingCapabilityError(
+                "steps are counted by the trace, and this process is not recorded"
+            )
+        self._steps = session.context.steps
+        self._last = -1
+
+    def is_first_update(self) -> bool:
+        """Whether the update that has just ended is the first one of its step.
+
+        To be called after every update, by a hook that was registered after the tracer's.
+        """
+        number = self._steps.number
+        is_first = number != self._last
+        self._last = number
+        return is_first

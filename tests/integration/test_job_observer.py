@@ -12,8 +12,14 @@ import pytest
 from ddltrace.experiments.observation import observed_ranks
 
 JOB = """
-import socket, sys
+import os, socket, sys
+from pathlib import Path
 import torch
+import torch.distributed as dist
+from ddltrace.tracer.capture.session import start_session
+from ddltrace.tracer.config import CaptureConfig
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+start_session(CaptureConfig(directory=Path(os.environ["TRACE"])))
 from ddltrace.experiments.observation.job_observer import install_if_asked
 install_if_asked()
 model = torch.nn.Linear(1, 1, bias=False)
@@ -41,7 +47,14 @@ def observe(tmp_path: Path, **environment: str) -> Path:
     asked = observed_ranks.environment(prefix, warmup=2, steps=5)
     done = subprocess.run(
         [sys.executable, "-c", JOB],
-        env={"RANK": "3", "PATH": "", "OMP_NUM_THREADS": "1", **asked, **environment},
+        env={
+            "RANK": "3",
+            "PATH": "",
+            "OMP_NUM_THREADS": "1",
+            "TRACE": str(tmp_path.with_suffix(".trace")),
+            **asked,
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=200,

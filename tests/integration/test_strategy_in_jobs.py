@@ -151,6 +151,26 @@ def test_steps_end_the_job(tmp_path: Path) -> None:
     assert open_trace(tmp_path / "t").analyze().to_json()["trace"]["steps"] == 5
 
 
+@pytest.mark.parametrize("options", [(), ("--strategy", "wfbp")])
+def test_a_gan_ends_after_as_many_steps_as_its_trace_has(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = run(traced(tmp_path / "t", on_ranks("gan.py"), "--steps", "11", *options), cwd=tmp_path)
+    assert done.status == 0, done.stderr[-3000:]
+    assert open_trace(tmp_path / "t").analyze().to_json()["trace"]["steps"] == 11
+
+
+@pytest.mark.long
+def test_an_experiment_with_a_gan_counts_the_steps_of_its_traces(tmp_path: Path) -> None:
+    command = [*DDLTRACE, "experiment", "run", "--json", "--steps", "12", "--warmup", "4"]
+    command += ["--strategy", "ddp", "--repeats", "1", "-o", "out", "--max-other-cores", "99"]
+    done = run([*command, "--", *on_ranks("gan.py")], cwd=tmp_path, timeout=280)
+    assert done.status == 0, done.stderr[-3000:]
+    for row in json.loads(done.stdout)["rows"]:
+        assert len(row["step_us"]) == 12 - 4
+        assert len(row["losses"]) == 12
+
+
 def test_a_wrong_spec_starts_no_job(tmp_path: Path) -> None:
     done = run([*DDLTRACE, "run", "--strategy", "p9", "--", "touch", "started"], cwd=tmp_path)
     assert done.status == 2

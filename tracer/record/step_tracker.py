@@ -34,6 +34,11 @@ class Steps:
         self._unrecorded: set[int] = set()
         self.on_update: list[Callable[[int], None]] = []
 
+    @property
+    def number(self) -> int:
+        """The step of the last update, until the training of the next step begins."""
+        return self._number
+
     def begin_data(self, now_ns: int) -> None:
         """A batch is fetched: the first one begins the first step."""
         if self._start_ns is None:

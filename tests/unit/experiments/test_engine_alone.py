@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,12 @@ from ddltrace.experiments.engine import (
 from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.attach import Exchange, attach
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
+from ddltrace.experiments.observation import step_count
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.record.recorder import Recorder
+from ddltrace.tracer.record.step_tracker import Steps
 
 STEPS = 8
 
@@ -440,6 +444,9 @@ def test_updates_of_two_optimizers_are_one_step_of_a_slow_rank(
     ddp: Any = DistributedDataParallel
     monkeypatch.setattr(ddp, "__init__", ddp.__init__)
     monkeypatch.setattr(slow_rank, "Straggler", Recorded)
+    steps = Steps(Recorder(100))
+    session = SimpleNamespace(context=SimpleNamespace(steps=steps))
+    monkeypatch.setattr(step_count, "current_session", lambda: session)
     hooks = (update_control.before_step, update_control.on_step)
     former = [list(each) for each in hooks]
     try:
@@ -450,9 +457,12 @@ def test_updates_of_two_optimizers_are_one_step_of_a_slow_rank(
             torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model.first, model.second)
         ]
         for step in range(3):
+            steps.begin_training(10 * step)
             wrapped(batch(step)).sum().backward()
-            for optimizer in optimizers:
+            for number, optimizer in enumerate(optimizers):
+                steps.begin_update(number, 10 * step + 1)
                 optimizer.step()
+                steps.end_update(10 * step + 2)
     finally:
         for each, before in zip(hooks, former, strict=True):
             each[:] = before
