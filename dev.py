@@ -30,7 +30,6 @@ STAMP = VENV / "ddltrace.stamp"
 CLIENTS_STAMP = VENV / "ddltrace-clients.stamp"
 CONSTRAINTS = ROOT / "constraints.txt"
 PACKAGES = ("tracer", "analyzer", "dashboard", "experiments")
-TYPE_TREE = ROOT / ".mypy_cache" / "tree"
 NATIVE_COVERAGE = ROOT / ".coverage-native"
 NATIVE_COUNTERS = NATIVE_COVERAGE / "counters"
 GENERATORS = (
@@ -48,7 +47,6 @@ SCRIPTS = {
     "gpu-kit": ("benchmarks/make_gpu_kit.py",),
     "imports": ("-m", "support.import_graph"),
 }
-TYPED_SCRIPTS = ("dev.py", *GENERATORS, "docs/examples/train_digits.py")
 
 # Constraints for older Pythons pin older stubs, which declare other types.
 TYPES_SINCE = (3, 11)
@@ -423,69 +421,26 @@ def check_all_types() -> int:
 
 def check_types() -> int:
     """Runs mypy over the package and the scripts, under the strict rules of pyproject.toml."""
-    if sys.version_info[:2] < TYPES_SINCE:
-        say("types: skipped; the libraries for this Python are too old, take a newer one")
-        return 0
-    tree = TYPE_TREE / "strict"
-    link_package(tree)
-    modules = [link(ROOT / script, tree) for script in TYPED_SCRIPTS]
-    return run_mypy("types", ROOT / "pyproject.toml", tree, ["ddltrace"], modules)
+    return run_mypy("types", ROOT / "pyproject.toml")
 
 
 def check_test_types() -> int:
     """Runs mypy over the tests and the benchmarks, under the rules of tests/mypy.ini."""
+    return run_mypy("types of tests and benchmarks", ROOT / "tests" / "mypy.ini")
+
+
+def run_mypy(name: str, config: Path) -> int:
+    """Runs mypy over the files that its configuration names; returns its exit status."""
     if sys.version_info[:2] < TYPES_SINCE:
+        say(f"{name}: skipped; the libraries for this Python are too old, take a newer one")
         return 0
-    tree = TYPE_TREE / "tests"
-    link_package(tree)
-    (tree / "support").symlink_to(ROOT / "tests" / "support")
-    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
-    modules = [link(source, tree) for source in sources if source.parent.name != "support"]
-    config = ROOT / "tests" / "mypy.ini"
-    return run_mypy("types of tests and benchmarks", config, tree, ["support"], modules)
-
-
-def link_package(tree: Path, root: Path = ROOT) -> None:
-    """Makes a folder of links in which the package `ddltrace` is found as it is installed.
-
-    Its parts stand at the top level of the repository; mypy reads folders, not the build's
-    configuration.
-
-    Args:
-        tree: The folder; it is made anew.
-        root: The repository, or the files of one of its revisions.
-    """
-    shutil.rmtree(tree, ignore_errors=True)
-    package = tree / "ddltrace"
-    package.mkdir(parents=True)
-    for source in [*(root / "package-root").iterdir(), *(root / package for package in PACKAGES)]:
-        (package / source.name).symlink_to(source)
-
-
-def link(source: Path, tree: Path) -> str:
-    """Links a script as a top-level module; returns the module's name, which is unique."""
-    name = source.stem
-    if (tree / source.name).exists() or name == "conftest":
-        name = f"{name}_of_{source.parent.name}"
-    (tree / f"{name}.py").symlink_to(source)
-    return name
-
-
-def run_mypy(
-    name: str, config: Path, tree: Path, packages: Sequence[str], modules: Sequence[str]
-) -> int:
-    """Runs mypy in a folder of links; returns its exit status."""
-    command = [str(BIN / "mypy"), "--config-file", str(config)]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache" / f"cache-{tree.name}")]
-    for package in packages:
-        command += ["--package", package]
-    for module in modules:
-        command += ["--module", module]
+    cache = ROOT / ".mypy_cache" / config.parent.name
+    command = [str(BIN / "mypy"), "--config-file", str(config), "--cache-dir", str(cache)]
     done = subprocess.run(
-        command, cwd=tree, env=environment(), check=False, capture_output=True, text=True
+        command, cwd=ROOT, env=environment(), check=False, capture_output=True, text=True
     )
-    shown = f"$ mypy --config-file {config.relative_to(ROOT)} ({len(modules)} modules)"
     # At once: another check may be running.
+    shown = f"$ mypy --config-file {config.relative_to(ROOT)}"
     say(f"{name}\n{shown}\n{done.stdout}{done.stderr}".rstrip())
     return done.returncode
 

@@ -57,7 +57,7 @@ def log_analysis(tracker: str, name: str, analysis: Analysis, html: Path) -> str
 
 
 def _to_mlflow(name: str, numbers: Mapping[str, float], analysis: Analysis, html: Path) -> str:
-    import mlflow
+    import mlflow  # pyright: ignore[reportMissingImports]
 
     resumed = os.environ.get("MLFLOW_RUN_ID")
     with mlflow.start_run(run_name=None if resumed else name) as run:
@@ -67,7 +67,7 @@ def _to_mlflow(name: str, numbers: Mapping[str, float], analysis: Analysis, html
 
 
 def _to_wandb(name: str, numbers: Mapping[str, float], analysis: Analysis, html: Path) -> str:
-    import wandb
+    import wandb  # pyright: ignore[reportMissingImports]
 
     project = os.environ.get("WANDB_PROJECT", "ddltrace")
     with wandb.init(project=project, name=os.environ.get("WANDB_NAME", name)) as run:
@@ -76,7 +76,7 @@ def _to_wandb(name: str, numbers: Mapping[str, float], analysis: Analysis, html:
 
 
 def _to_tensorboard(name: str, numbers: Mapping[str, float], analysis: Analysis, html: Path) -> str:
-    from tensorboardX import SummaryWriter
+    from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
 
     folder = Path("runs") / re.sub(r"[^\w.-]+", "-", name)
     with SummaryWriter(str(folder)) as writer:

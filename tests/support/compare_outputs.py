@@ -20,7 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from dev import BIN, ROOT, environment, link_package
+from dev import BIN, PACKAGES, ROOT, environment
 
 MOST_LINES: Final = 2000  # compared by difflib, whose time grows with their square
 _INDEX: Final = re.compile(r"\[\d+\]")
@@ -64,6 +64,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lines", type=int, default=12, help="lines shown of each difference (default: 12)"
     )
+
+
+def link_package(tree: Path, root: Path) -> None:
+    """Makes a folder of links in which the package `ddltrace` is found as it is installed.
+
+    Args:
+        tree: The folder; it is made anew.
+        root: The files of a revision, which need not have such links of its own.
+    """
+    package = tree / "ddltrace"
+    package.mkdir(parents=True)
+    for source in [*(root / "package-root").iterdir(), *(root / name for name in PACKAGES)]:
+        (package / source.name).symlink_to(source)
 
 
 def checked_out(revision: str, folder: Path) -> bool:

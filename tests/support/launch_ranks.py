@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from jobs import free_port
+from jobs import free_port  # type: ignore[attr-defined] # a script, whose folder Python finds
 
 PAUSE_S = 0.02
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -62,3 +63,28 @@ def test_hooks_run_the_version_that_ci_runs() -> None:
     assert pinned is not None
     assert f"ruff-pre-commit\n    rev: v{pinned[1]}\n" in hooks
     assert ".venv" not in hooks
+
+
+def test_editors_and_type_checkers_see_the_package_as_python_does() -> None:
+    dev = scripts.load(ROOT / "dev.py")
+    top = {path.name for path in (ROOT / "package-root").iterdir()} - {"__pycache__"}
+    links = {path.name: path for path in (ROOT / "src" / "ddltrace").iterdir()}
+    links.pop("__pycache__", None)
+    assert set(links) == top | set(dev.PACKAGES)
+    for name, link in links.items():
+        assert link.is_symlink()
+        original = ROOT / ("package-root" if name in top else "") / name
+        assert link.resolve() == original
+        assert not Path(os.readlink(link)).is_absolute()
+
+
+def test_python_started_in_a_clone_imports_the_installed_package() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import ddltrace; print(ddltrace.__file__)"],
+        cwd=ROOT,
+        env={"PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not Path(done.stdout.strip()).is_relative_to(ROOT / "src")

@@ -1,0 +1,1 @@
+../../package-root/__init__.py

@@ -1,0 +1,1 @@
+../../package-root/__main__.py

@@ -1,0 +1,1 @@
+../../package-root/cli.py
