@@ -27,7 +27,7 @@ from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analyzed
-    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.analyzer.open_trace import Trace
 
 
 without_pandas()  # only the command line imports this module
@@ -162,8 +162,8 @@ def analyze(
     found).
     """
     from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+    from ddltrace.analyzer.open_trace import open_as_one
     from ddltrace.analyzer.report.threshold import check_expression
-    from ddltrace.analyzer.trace.trace_directories import open_as_one
     from ddltrace.analyzer.trace.windows import with_window
 
     for expression in fail_on:
@@ -214,7 +214,7 @@ def _report(
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
     from ddltrace.analyzer.analysis import analyze_with_paths
     from ddltrace.analyzer.report.threshold import check_threshold
-    from ddltrace.analyzer.trace.trace_directories import dashboard_command
+    from ddltrace.analyzer.trace.suggested_commands import dashboard_command
 
     by_ranks = None
     if definitions == "hta":
@@ -354,7 +354,7 @@ def compare(
     from ddltrace.analyzer.compare.comparison import compare as compare_analyses
     from ddltrace.analyzer.compare.comparison import render_comparison
     from ddltrace.analyzer.compare.regression import check_limit, parse_limit
-    from ddltrace.analyzer.trace.opened_trace import open_trace
+    from ddltrace.analyzer.open_trace import open_trace
 
     limits = [parse_limit(expression) for expression in fail_on]
     if not after and len(traces) != 2:
@@ -421,9 +421,9 @@ def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: floa
     nothing else and write nothing.
     """
     from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+    from ddltrace.analyzer.open_trace import open_trace
     from ddltrace.analyzer.query.rows_as_text import rows_as_text
     from ddltrace.analyzer.query.sql import QueryLimits, run_query
-    from ddltrace.analyzer.trace.opened_trace import open_trace
 
     require_extra("query", "ddltrace query", by_import=False)
     limits = QueryLimits(parse_memory_limit(memory_limit), timeout)

@@ -138,7 +138,7 @@ def export(trace: Location, to: str, per_rank: bool, output: Path, force: bool) 
     gradient with the message that carried it.
     """
     from ddltrace.analyzer.exporters import export as write
-    from ddltrace.analyzer.trace.opened_trace import open_trace
+    from ddltrace.analyzer.open_trace import open_trace
 
     extra = {"perfetto": "perfetto", "chakra": "chakra", "chakra-json": "chakra"}.get(to)
     if extra is not None:

@@ -569,7 +569,7 @@ class Suite:
 
         from ddltrace.analyzer.analysis import analyze
         from ddltrace.analyzer.joined.nccl_events import nccl_events
-        from ddltrace.analyzer.trace.opened_trace import open_trace
+        from ddltrace.analyzer.open_trace import open_trace
         from ddltrace.tracer.trace.trace_files import RING_PATTERN
 
         spec = self.bench.spec(("cnn",), "nccl", self.nccl_ranks, steps=10)

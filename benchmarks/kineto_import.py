@@ -31,7 +31,7 @@ _OURS: Final = """
 import json, os, sys, time
 import ddltrace
 from ddltrace.analyzer.measures.hta_definitions import hta_ranks
-from ddltrace.analyzer.trace import opened_trace
+from ddltrace.analyzer import open_trace
 from ddltrace.analyzer.importers import formats
 begin, before = time.perf_counter(), sum(os.times()[:4])
 opened = ddltrace.open(sys.argv[1])

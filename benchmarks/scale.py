@@ -222,7 +222,7 @@ def _print_parts(paths: list[Path]) -> None:
     """Prints the processor time of some parts of the client's work on each trace."""
     from ddltrace.analyzer.analysis import analyze_in_full
     from ddltrace.analyzer.engine.dask_engine import open_dask
-    from ddltrace.analyzer.trace.opened_trace import open_trace
+    from ddltrace.analyzer.open_trace import open_trace
 
     names = list(PARTS.values())
     print(f"| ranks | events | client cpu s | {' | '.join(names)} |")
@@ -301,7 +301,7 @@ def _run(path: Path, workers: int, limit: int = 0) -> Measured:
 def measure(path: Path, workers: int, limit: int | None = None) -> Measured:
     """Analyzes a trace in this process, with the given memory limit of the analysis."""
     from ddltrace.analyzer.engine.dask_engine import open_dask
-    from ddltrace.analyzer.trace.opened_trace import open_trace
+    from ddltrace.analyzer.open_trace import open_trace
 
     with ExitStack() as stack:
         engine = None

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.tracer.errors import DdltraceError

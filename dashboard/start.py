@@ -187,8 +187,8 @@ def _open(found: Found, engine: Engine | None, runs: AllowedRuns | None) -> Work
         TraceError: A trace cannot be read.
     """
     from ddltrace.analyzer.formatting.units import printable
+    from ddltrace.analyzer.open_trace import open_trace
     from ddltrace.analyzer.report.warnings import check_recorded
-    from ddltrace.analyzer.trace.opened_trace import open_trace
     from ddltrace.dashboard.experiments import OpenExperiment
     from ddltrace.dashboard.workspace import Workspace
 

@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.joined.nccl_lanes import windows_with_nccl
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.result_tables import OF_TRACE, EventStream, columns_of
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.notes import notes_of, state_text
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
 from ddltrace.dashboard.stored.growing import GrowingTimeline
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.live.live_trace import LiveTrace
     from ddltrace.analyzer.measures.tensors import TensorRow
     from ddltrace.analyzer.model import Analysis, Analyzed
+    from ddltrace.analyzer.open_trace import Trace
     from ddltrace.analyzer.slack import SlackRow
-    from ddltrace.analyzer.trace.opened_trace import Trace
     from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 
 T = TypeVar("T")

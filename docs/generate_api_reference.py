@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import ddltrace
 from ddltrace.analyzer.model import Analysis
-from ddltrace.analyzer.trace.opened_trace import Trace
+from ddltrace.analyzer.open_trace import Trace
 from ddltrace.tracer import errors
 
 PAGE = Path(__file__).with_name("api-reference.md")
@@ -69,6 +69,7 @@ def described(name: str, member: Any) -> str:
         return f"### `{name}: {returned}`\n\n{text_of(function)}"
     signature = str(inspect.signature(member)).replace("'", "")
     signature = signature.replace("(self, ", "(").replace("(self)", "()")
+    signature = re.sub(r"self: \w+, ", "", signature).replace("-> TraceT", "-> Trace")
     return f"### `{name}{signature}`\n\n{text_of(member)}"
 
 

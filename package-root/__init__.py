@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from os import PathLike
 
-    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.analyzer.open_trace import Trace
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "annotate", "open"]
@@ -39,8 +39,7 @@ def open(path: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
     """
     from os import PathLike
 
-    from ddltrace.analyzer.trace.opened_trace import open_trace
-    from ddltrace.analyzer.trace.trace_directories import open_until_exit
+    from ddltrace.analyzer.open_trace import open_trace, open_until_exit
 
     if isinstance(path, str | PathLike):
         return open_trace(path)

@@ -31,7 +31,7 @@ from ddltrace.analyzer.report.sentences import (
     idle_text,
     sentences,
 )
-from ddltrace.analyzer.trace.trace_directories import dashboard_command
+from ddltrace.analyzer.trace.suggested_commands import dashboard_command
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.superseded import drop_superseded
-from ddltrace.analyzer.trace.opened_trace import Trace
+from ddltrace.analyzer.trace.opened_trace import Trace, TraceT
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -24,7 +24,7 @@ _ROUNDS: Final = 4
 Times = npt.NDArray[np.int64]
 
 
-def with_window(trace: Trace, window: str) -> Trace:
+def with_window(trace: TraceT, window: str) -> TraceT:
     """Returns the trace with other steps.
 
     Args:
@@ -58,7 +58,7 @@ def with_window(trace: Trace, window: str) -> Trace:
     kind = "the window from A to B" if times else "annotations"
     note = f"steps are {kind} that --window names: {window:.200}"
     run = dataclasses.replace(trace.run, notes=[*trace.run.notes, note])
-    return Trace(trace.path, run, tables, trace.engine)
+    return type(trace)(trace.path, run, tables, trace.engine)
 
 
 def _named(table: pa.Table, name: str) -> tuple[Times, Times]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.stored.stored_trace import ANALYSIS, SLACK, Stored
 from ddltrace.tracer.errors import DdltraceError
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.experiments.harness.calibration import calibration_of
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.synchronization_report import (

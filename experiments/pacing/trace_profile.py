@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.experiments.pacing.profile import PaceProfile
 from ddltrace.tracer.errors import TraceError
 

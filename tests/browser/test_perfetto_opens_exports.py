@@ -12,7 +12,7 @@ from support.made_trace import HOSTILE, made_trace
 from support.perfetto_engine import PerfettoEngine
 
 from ddltrace.analyzer.exporters import export
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ import pytest
 from support.jobs import JOBS, on_ranks, run, traced
 from support.traces import read_last_rows
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.interpose import operators
 from ddltrace.tracer.interpose.c10d.custom_communication import LIBRARIES
 from ddltrace.tracer.trace.run_reader import read_run

@@ -24,7 +24,7 @@ from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.engine import dask_engine, dask_worker
 from ddltrace.analyzer.engine.dask_engine import DaskEngine, open_dask
 from ddltrace.analyzer.importers import formats
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.trace.windows import with_window
 from ddltrace.dashboard.stored.place import FOLDER
 from ddltrace.dashboard.stored.stored_trace import Stored

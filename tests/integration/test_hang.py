@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from support.jobs import environment, on_ranks, torchrun, traced
 
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
 

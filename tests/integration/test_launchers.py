@@ -29,7 +29,7 @@ from support.jobs import (
 )
 
 import ddltrace
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.run_info import RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 

@@ -16,7 +16,7 @@ from support.jobs import at_once, environment, on_ranks, run, traced
 
 from ddltrace.analyzer.live.live_state import LiveState
 from ddltrace.analyzer.live.live_trace import LiveTrace
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.counters import read_counters
 from ddltrace.tracer.trace.run_reader import read_run
 

@@ -16,7 +16,7 @@ from support.s3_server import S3Server
 
 from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.nccl.ring_file import read_ring
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.removal import is_file_of_trace
 from ddltrace.tracer.trace.trace_files import RING_PATTERN
 

@@ -127,7 +127,7 @@ def test_nothing_in_a_clone_shadows_the_package(installed: Path) -> None:
     """Python started in the clone's folder has that folder first on its path."""
     program = (
         "import json, sys\n"
-        "import ddltrace, ddltrace.analyzer.trace.opened_trace, ddltrace.tracer.config\n"
+        "import ddltrace, ddltrace.analyzer.open_trace, ddltrace.tracer.config\n"
         "ours = {n: m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'ddltrace'}\n"
         "print(json.dumps({'path': sys.path[0], 'ours': ours}))\n"
     )

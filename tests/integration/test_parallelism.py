@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.jobs import DDLTRACE, LAUNCH_RANKS, environment
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 
 JOB = Path(__file__).parent / "jobs" / "parallelism_job.py"
 SPLITS = [

@@ -12,7 +12,7 @@ import pytest
 from support.jobs import DDLTRACE, JOBS, Done, at_once, on_ranks, run, torchrun, traced
 from support.sampling import sampled
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 
 LOSSLESS = [
     "fifo",

@@ -16,7 +16,7 @@ import pytest
 from support.jobs import DDLTRACE, LAUNCH_RANKS, environment
 from support.sampling import sampled
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.experiments.harness.synchronization_report import synchronization_of
 
 JOB = Path(__file__).parent / "jobs" / "synchronization_job.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import DDLTRACE, on_ranks, run
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.optional_packages import missing_packages
 
 LIBRARIES = [

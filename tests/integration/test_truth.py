@@ -9,7 +9,7 @@ import pytest
 from support.jobs import at_once, on_ranks, run, traced
 from support.truth import differences
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
 

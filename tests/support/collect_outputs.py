@@ -205,7 +205,7 @@ def _helps() -> Iterator[Output]:
 
 def _dashboard(to: Path, trace: str) -> None:
     """Writes the answers of the dashboard's routes, and its pages with their figures."""
-    from ddltrace.analyzer.trace.opened_trace import open_trace
+    from ddltrace.analyzer.open_trace import open_trace
     from ddltrace.dashboard.app import create_app
     from ddltrace.dashboard.discovery import discover
     from ddltrace.dashboard.experiments import OpenExperiment

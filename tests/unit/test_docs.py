@@ -15,8 +15,8 @@ import pytest
 from support import scripts
 
 from ddltrace.analyzer.analysis import analyze_in_full
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.experiments.harness import results_file
 from ddltrace.experiments.harness.row import Row
 from ddltrace.experiments.harness.run_record import Run

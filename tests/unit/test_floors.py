@@ -121,6 +121,9 @@ ORDER = {
         *("recent_cache", "formatting", "engine", "events", "nccl", "importers", "trace"),
         "joined",
         *("measures", "model", "step_ranges", "live", "findings", "report", "analysis", "slack"),
+        "open_trace",
+        "open_trace",
+        "open_trace",
         *("compare", "query", "exporters"),
         *("exchange_commands", "commands", "__init__"),
     ),
@@ -166,12 +169,6 @@ ORDER = {
     ),
 }
 
-# `Trace.analyze` is a shortcut for users: a trace is opened without the analysis.
-FACADE = tuple(
-    ("ddltrace.analyzer.trace.opened_trace", f"ddltrace.analyzer.{name}")
-    for name in ("analysis", "model")
-)
-
 
 def unit_of(module: str) -> str:
     """The sub-folder or loose module of its layer that a module belongs to."""
@@ -196,14 +193,14 @@ def graph() -> nx.DiGraph:
 
 
 def test_no_modules_import_each_other_in_a_circle(graph: nx.DiGraph) -> None:
-    assert not circles_in(nx.restricted_view(graph, [], FACADE))
+    assert not circles_in(graph)
 
 
 @pytest.mark.parametrize("layer", ORDER)
 def test_sub_folders_stand_on_each_other(layer: str, graph: nx.DiGraph) -> None:
     units = {unit_of(name) for name in graph if layer_of(name) == layer}
     assert units == set(ORDER[layer]), "name it in ORDER, where it belongs"
-    found = upward(layer, nx.restricted_view(graph, [], FACADE))
+    found = upward(layer, graph)
     assert not found, "\n".join(found)
 
 
@@ -229,7 +226,7 @@ def test_what_a_command_reaches_is_that_of_its_own_function(graph: nx.DiGraph) -
 def test_opening_a_trace_imports_no_capture_buffer() -> None:
     program = (
         "import json, sys\n"
-        "from ddltrace.analyzer.trace.opened_trace import open_trace\n"
+        "from ddltrace.analyzer.open_trace import open_trace\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
     loaded = modules_after(program)
@@ -274,7 +271,7 @@ HARNESS = "ddltrace.experiments.harness.runner"
 @pytest.mark.parametrize(
     ("layer", "file", "source"),
     [
-        ("tracer", "tracer/x.py", "def f():\n    import ddltrace.analyzer.trace.opened_trace"),
+        ("tracer", "tracer/x.py", "def f():\n    import ddltrace.analyzer.open_trace"),
         ("tracer", "tracer/x.py", "from ddltrace import analyzer"),
         ("tracer", "tracer/interpose/x.py", "from ...analyzer import trace"),
         ("tracer", "tracer/x.py", "from ddltrace import open"),
@@ -295,7 +292,7 @@ HARNESS = "ddltrace.experiments.harness.runner"
         (
             "face",
             "package-root/x.py",
-            "from ddltrace.analyzer.trace.opened_trace import open_trace",
+            "from ddltrace.analyzer.open_trace import open_trace",
         ),
     ],
 )
@@ -309,7 +306,7 @@ def test_a_violation_is_found(layer: str, file: str, source: str) -> None:
         (
             "face",
             "package-root/x.py",
-            "def f():\n    from ddltrace.analyzer.trace.opened_trace import open_trace",
+            "def f():\n    from ddltrace.analyzer.open_trace import open_trace",
         ),
         ("analyzer", "analyzer/x.py", "from ddltrace.tracer.errors import TraceError"),
         ("tracer", "tracer/interpose/x.py", "from ..session import session\nimport torch"),

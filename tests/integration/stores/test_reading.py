@@ -21,8 +21,8 @@ from support.sampling import choose_seed
 
 import ddltrace
 from ddltrace.analyzer.engine.dask_engine import open_dask
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.step_ranges.division import divide
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.cli import cli
 from ddltrace.dashboard.discovery import discover
 from ddltrace.dashboard.stored import stored_trace

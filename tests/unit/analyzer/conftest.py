@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.tracer.trace.finalize import finalize
 from ddltrace.tracer.trace.run_files import write_run, write_sidecar
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo

@@ -11,8 +11,8 @@ import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.sentences import sentences
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_info import GroupInfo, TensorInfo
 from ddltrace.tracer.trace.trace_files import segment_name

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import compare, query
 from ddltrace.analyzer.exchange_commands import export, import_
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.event_file import checksum_of, matches_checksum
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_parts import merge

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.notes import notes_of
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import open_trace
 
 WALL_US, PERIOD_US = 10_000, 12_000
 

@@ -11,10 +11,10 @@ import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.measures.dimension_names import dimension_of
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.markdown_report import render_markdown
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.pages.communication_page import communication_page
 from ddltrace.dashboard.workspace import Workspace

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from support.sampling import all_cases
 
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import DdltraceError
 
 MUTATIONS = int(os.environ.get("DDLTRACE_FUZZ", "600" if all_cases() else "250"))

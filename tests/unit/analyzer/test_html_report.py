@@ -20,10 +20,10 @@ from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.measures.collectives import P2PRow
 from ddltrace.analyzer.measures.path_parts import CopyTimes, PathTotals
 from ddltrace.analyzer.measures.step_rows import StepRow
+from ddltrace.analyzer.open_trace import Trace
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import json_in_html
 from ddltrace.analyzer.report.html_report import render, write_html
-from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.errors import DdltraceError
 
 HOSTILE = (

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.commands import analyze
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.html_report import render
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import ThresholdError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ import pytest
 
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.model import Analysis
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 
 STEPS = 3
 

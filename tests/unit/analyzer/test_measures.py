@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer import analysis, model
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.report import text_report
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 
 ROOT = Path(__file__).resolve().parents[3]
 

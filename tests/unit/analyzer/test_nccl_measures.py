@@ -9,8 +9,8 @@ from support.ring_writer import RingWriter
 
 from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.measures.nccl import Nccl
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.nccl_text import nccl_verdicts
-from ddltrace.analyzer.trace.opened_trace import open_trace
 
 COMM = 0xABC
 

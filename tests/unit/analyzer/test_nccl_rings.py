@@ -12,7 +12,7 @@ from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.nccl.ring_file import read_ring
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
 

@@ -16,12 +16,12 @@ import pytest
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.compare.comparison import compare
 from ddltrace.analyzer.exporters import FORMATS, export
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
 from ddltrace.analyzer.query.rows_as_text import rows_as_text
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.dashboard.pages.overview import FIGURES, overview_page
 from ddltrace.dashboard.pages.timeline_page import event_panel, timeline_page
 from ddltrace.dashboard.timeline.frame import Window

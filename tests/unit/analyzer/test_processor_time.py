@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
 from ddltrace.tracer.trace.stream_writer import StreamWriter
 from ddltrace.tracer.trace.trace_files import counters_name, segment_name

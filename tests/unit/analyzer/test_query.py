@@ -19,11 +19,11 @@ from support.sampling import sampled
 
 from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.query.rows_as_text import rows_as_text
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.query.statement_process import RefusedError, check_statement
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
 
 duckdb: Any = pytest.importorskip("duckdb")

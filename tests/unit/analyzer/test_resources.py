@@ -27,9 +27,9 @@ from ddltrace.analyzer.measures.resources import (
     memory_growth,
     resource_rows,
 )
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
 from ddltrace.tracer.trace.stream_writer import StreamWriter
 from ddltrace.tracer.trace.trace_files import counters_name

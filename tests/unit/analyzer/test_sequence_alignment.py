@@ -9,7 +9,7 @@ from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numb
 from ddltrace.analyzer.events.time_alignment import Calls
 from ddltrace.analyzer.joined.join import State, join
 from ddltrace.analyzer.joined.trace_scans import scan_ranks
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 
 JITTER_NS = 20_000
 

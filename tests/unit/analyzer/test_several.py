@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 import ddltrace
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.analyzer.trace.trace_directories import open_as_one
+from ddltrace.analyzer.open_trace import open_as_one, open_trace
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_reader import read_run

@@ -18,9 +18,9 @@ from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.measures.distribution import Distribution, merged
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
 from ddltrace.analyzer.measures.tensors import weighted_medians
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.step_ranges.division import divide
 from ddltrace.analyzer.trace import step_selection
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.analyzer.trace.step_selection import RULE_ASKED, StepSelection
 from ddltrace.tracer.errors import TraceError
 

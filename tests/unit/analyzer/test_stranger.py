@@ -11,7 +11,7 @@ import pytest
 from support import stranger_reader
 from support.sampling import choose_seed
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.run_info import GroupInfo
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"

@@ -10,9 +10,9 @@ from support import simulated
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.commands import analyze, compare, query
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.trace import step_selection
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.timeline import coarse
 from ddltrace.dashboard.timeline.tracks import build_timeline
 from ddltrace.tracer.errors import TraceError

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from synthetic import Shape, write_trace
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 
 
 def test_every_gradient_is_waited_for_and_updated_after_its_message(tmp_path):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.trace.align import EXCHANGED, SHARED, align
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_files import write_sidecar
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.trace.windows import with_window
 from ddltrace.tracer.errors import UsageError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.timeline.counter_tracks import counter_tracks
 from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
 from ddltrace.tracer.trace.stream_writer import StreamWriter

@@ -3,7 +3,7 @@
 import pytest
 
 from ddltrace.analyzer.formatting.units import instant_text
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.pages.event_details import describe
 from ddltrace.dashboard.pages.timeline_page import event_panel, range_panel
 from ddltrace.dashboard.workspace import Workspace

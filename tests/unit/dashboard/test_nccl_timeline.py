@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.ring_writer import RingWriter
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.timeline.tracks import build_rank
 from ddltrace.dashboard.workspace import OpenTrace
 

@@ -13,12 +13,12 @@ from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.analyzer.live.live_state import Alert, LiveRow, LiveState
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report import figures, palette
 from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.palette import ROLES, SURFACES
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace import step_selection
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard import charts, theme
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app

@@ -5,7 +5,7 @@ import pytest
 from support.frames import decode_frame
 from werkzeug.test import Client
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.starting import StartingApp

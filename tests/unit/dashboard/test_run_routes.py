@@ -13,7 +13,7 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.pages.run_form import with_technique
 from ddltrace.dashboard.pages.run_routes import CANCEL_PATH, START_PATH, TOKEN_HEADER

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ddltrace.analyzer.compare.comparison import compare, render_comparison
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_report import render
 from ddltrace.analyzer.report.markdown_report import render_markdown
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.pages.comparison_page import compare_page

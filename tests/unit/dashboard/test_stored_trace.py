@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.pages import critical_path_page

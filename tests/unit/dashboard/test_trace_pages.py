@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app, page_content
 from ddltrace.dashboard.discovery import discover

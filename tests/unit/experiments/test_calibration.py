@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddltrace.analyzer.importers.rows import Row, table_of
-from ddltrace.analyzer.trace.opened_trace import Trace
+from ddltrace.analyzer.open_trace import Trace
 from ddltrace.experiments.harness.calibration import calibration_of
 from ddltrace.experiments.harness.results_table import choice_lines
 from ddltrace.experiments.harness.row import summarize

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.experiments.pacing import builtin, paced_layers
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import PaceProfile, read_profile

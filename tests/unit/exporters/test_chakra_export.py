@@ -12,7 +12,7 @@ from support.made_trace import made_trace
 
 from ddltrace.analyzer.exporters import export
 from ddltrace.analyzer.importers.chakra.messages import attributes, messages
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ddltrace.analyzer.exchange_commands import export, import_
 from ddltrace.analyzer.importers.formats import read
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
 
 FOREIGN = Path(__file__).resolve().parents[2] / "data" / "foreign"

@@ -17,7 +17,7 @@ from support.made_trace import HOSTILE, made_trace
 
 from ddltrace.analyzer.exporters import FOLDER_FORMATS, FORMATS, export
 from ddltrace.analyzer.importers import formats
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo

@@ -13,7 +13,7 @@ from support.hta_reference import open_with_hta
 
 from ddltrace.analyzer.exporters import export
 from ddltrace.analyzer.importers import formats
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import UsageError
 
 SEED = 20

@@ -12,7 +12,7 @@ from ddltrace.analyzer.exporters import FORMATS, export
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.model import Analysis
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 
 EPOCH_US = 1_773_285_899_000_000
 STEPS = 4

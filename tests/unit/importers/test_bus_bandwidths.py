@@ -19,7 +19,7 @@ from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.chakra.messages import COLLECTIVE, COLLECTIVES
 from ddltrace.analyzer.importers.write_imported import save
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 
 RANKS = 4
 PART = 65_536

@@ -14,7 +14,7 @@ from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.write_imported import save
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 
 COMP, SEND, RECV, COLLECTIVE = 4, 5, 6, 7

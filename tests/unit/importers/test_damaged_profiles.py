@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 
 STEPS = 4

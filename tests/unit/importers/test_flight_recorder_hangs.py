@@ -22,9 +22,9 @@ from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.measures.hangs import Hang
 from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.notes import notes_of
 from ddltrace.analyzer.report.sentences import hang_text, mismatch_text
-from ddltrace.analyzer.trace.opened_trace import open_trace
 
 GROUPS = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3), "3": (1, 2)}
 OPS = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")

@@ -23,8 +23,8 @@ from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.events.copies import BANDWIDTHS_LABEL
 from ddltrace.analyzer.exchange_commands import import_
 from ddltrace.analyzer.measures.hta_definitions import hta_ranks
+from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.query.sql import run_query
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
 
 RANDOM_JOBS = 12

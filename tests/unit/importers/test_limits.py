@@ -19,7 +19,7 @@ from ddltrace.analyzer.importers import formats, plain_pickle
 from ddltrace.analyzer.importers.kineto.kineto_reader import MAX_STEPS_AT_ONCE
 from ddltrace.analyzer.importers.kineto.phases import Spans
 from ddltrace.analyzer.importers.memory_limit import ENVIRONMENT, memory_limit
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
 
 SEED = 4

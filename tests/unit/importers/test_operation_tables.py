@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from ddltrace.analyzer.compare.comparison import compare, render_comparison
 from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.report.text_report import render_report
-from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.cli import cli
 
 COPY = "Memcpy HtoD (Pinned -> Device)"

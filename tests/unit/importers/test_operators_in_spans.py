@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddltrace.analyzer.model import Analysis
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 STEP_US = 20_000

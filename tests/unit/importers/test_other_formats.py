@@ -19,7 +19,7 @@ from ddltrace.analyzer.importers import formats, plain_pickle
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.model import Analysis
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.schema import EVENTS
 

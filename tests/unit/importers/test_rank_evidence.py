@@ -12,8 +12,7 @@ import pytest
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.rank_files import assign_ranks
 from ddltrace.analyzer.importers.write_imported import save
-from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.analyzer.trace.trace_directories import open_as_one
+from ddltrace.analyzer.open_trace import open_as_one, open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
 
 

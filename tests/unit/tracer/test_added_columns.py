@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.event_reader import EventReader, read_events
 from ddltrace.tracer.trace.schema import ADDED, EVENTS

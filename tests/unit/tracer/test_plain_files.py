@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddltrace.analyzer.importers import formats
-from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.cli import cli
 from ddltrace.experiments.harness import results_file
 from ddltrace.tracer.errors import TraceError

@@ -1,0 +1,261 @@
+"""The events and counters of the processes of a run, as each recorded them, on its own clock."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.trace.run_metadata import RunMetadata
+from ddltrace.tracer.errors import TraceError, is_store_failure
+from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.trace.counters import COUNTERS, read_counters
+from ddltrace.tracer.trace.event_file import counters_match_checksum, grouped, matches_checksum
+from ddltrace.tracer.trace.event_reader import EventReader
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.trace_files import RUN_FILE, counter_files, counters_name
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.trace.batch_facts import BatchFacts
+
+_WINDOW_ROWS: Final = 1 << 16
+
+
+class RecordedRun(RunMetadata):
+    """What the processes of a run recorded, as far as it can be read; problems become notes.
+
+    Attributes:
+        on_read: Called with the number of events whenever some were read from a file.
+    """
+
+    def __init__(
+        self, path: Location, run: RunInfo, tables: dict[str, pa.Table] | None = None
+    ) -> None:
+        super().__init__(path, run)
+        self.on_read: Callable[[int], None] | None = None
+        self._tables = tables
+        self._last_starts: dict[str, int] = {}
+        self._steps: range | None = None
+        self._later_stepless = True
+        self._leave_out_jobs_beside()
+
+    def _leave_out_jobs_beside(self) -> None:
+        """Leaves out processes that formed a smaller job while one of their host was at work.
+
+        A helper that evaluates, for example: its groups and ranks have the names of the job's.
+        """
+        largest = max((info.world_size for info in self.run.ranks), default=0)
+        beside = [
+            info
+            for info in self.run.ranks
+            if info.world_size < largest
+            and any(
+                other.world_size > info.world_size
+                and other.attempt == info.attempt
+                and self._overlap(other, info)
+                for other in self.run.ranks
+            )
+        ]
+        for info in beside:
+            self._note(
+                f"process {info.pid} was rank {info.rank} of {info.world_size} in a job of its own "
+                "beside the others: left out"
+            )
+        if beside:
+            kept = [info for info in self.run.ranks if info not in beside]
+            self.run = dataclasses.replace(self.run, ranks=kept)
+            self.ranks = sorted({info.rank for info in kept})
+
+    def _overlap(self, former: RankInfo, later: RankInfo) -> bool:
+        """Whether a process still recorded something when another one of its host had begun."""
+        first, began = former.clock.get("monotonic_ns"), later.clock.get("monotonic_ns")
+        if former.clock_domain != later.clock_domain:
+            return False
+        if not isinstance(first, int) or not isinstance(began, int) or first > began:
+            return False
+        if former.segment not in self._last_starts:
+            starts = (
+                pc.max(b["start_ns"]).as_py() for b in self.read_columns(former, ["start_ns"])
+            )
+            self._last_starts[former.segment] = max((s for s in starts if s is not None), default=0)
+        return self._last_starts[former.segment] > began
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the events are in memory or in files of this machine, not in a store."""
+        return self._tables is not None or isinstance(self.path, Path)
+
+    def batch_facts(self, info: RankInfo) -> list[BatchFacts] | None:
+        """The facts about each batch of a process's file in a store.
+
+        Returns:
+            The facts, in the order of the file; None for a local trace, and if the file lacks
+            them, as a stream does.
+        """
+        if self.is_local:
+            return None
+        from ddltrace.tracer.trace.event_reader import read_batch_facts
+
+        facts = None
+        with leaving_out_unreadable():
+            facts = read_batch_facts(self.path, info.segment)
+        return facts
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the trace is a trace directory, whose events are read from its files."""
+        return self._tables is None and (self.path / RUN_FILE).is_file()
+
+    def has_counters(self, rank: int) -> bool:
+        """Whether there is a file of counters of a rank."""
+        if self._tables is not None:
+            return False
+        return any(counters_name(info.segment) in self._counter_files for info in self.infos(rank))
+
+    @cached_property
+    def _counter_files(self) -> set[str]:
+        return counter_files(self.path)
+
+    def _read_counters(self, info: RankInfo) -> pa.Table:
+        if self._tables is not None:
+            return COUNTERS.empty_table()
+        try:
+            table, lost_bytes = read_counters(self.path, info.segment)
+        except TraceError as error:
+            if is_store_failure(error):
+                raise
+            self._note_damage(f"rank {info.rank}: {error}")
+            return COUNTERS.empty_table()
+        if lost_bytes:
+            self._note_damage(
+                f"rank {info.rank}: the last {lost_bytes} bytes of its counters are unreadable"
+            )
+        elif not counters_match_checksum(self.path, info):
+            self._note_damage(f"rank {info.rank}: its counters are not those that were recorded")
+        return table
+
+    def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of a process's events as it recorded them, as much as can be read.
+
+        Args:
+            info: The process.
+            names: Names of the columns; a few are read many times faster than all.
+        """
+        if self._tables is not None:
+            yield from self._tables[info.segment].select(list(names)).to_batches()
+            return
+        self._verify(info)
+        with leaving_out_unreadable():
+            yield from EventReader(self.path, info.segment, names)
+
+    def first_step(self, info: RankInfo) -> int:
+        """Returns the number of the first step of a process in this trace."""
+        generation = self._generations[info.segment]
+        return self._first_steps[generation] if generation else 0
+
+    def stored(self, info: RankInfo) -> pa.Table:
+        """A process's events as they are stored, on its own clock."""
+        return self._read(info)
+
+    def _read(self, info: RankInfo) -> pa.Table:
+        windows = list(self._read_windows(info))
+        if not windows:
+            return EVENTS.empty_table()
+        return windows[0] if len(windows) == 1 else pa.concat_tables(windows).unify_dictionaries()
+
+    def _read_windows(self, info: RankInfo) -> Iterator[pa.Table]:
+        """Reads a process's events on its own clock, as far as possible; notes unreadable parts."""
+        if self._steps is None:
+            yield from self._read_all(info)
+            return
+        first, began, passed = self.first_step(info), False, False
+        for table in self._read_all(info):
+            step = table["step"].to_numpy()  # NaN where an event is of no step
+            inside = (step >= self._steps.start - first) & (step < self._steps.stop - first)
+            later = step >= self._steps.stop - first
+            until = 0 if passed else int(np.argmax(later)) if later.any() else len(step)
+            if self._later_stepless:
+                until = len(step)
+            if began or inside.any():
+                since = 0 if began else int(np.argmax(inside))
+                inside[since:until] |= np.isnan(step[since:until])
+                began = True
+                yield table.filter(pa.array(inside))
+            passed |= bool(later.any())
+
+    def _read_all(self, info: RankInfo) -> Iterator[pa.Table]:
+        if self._tables is not None:
+            yield self._tables[info.segment]
+            return
+        self._verify(info)
+        first = 0 if self._steps is None else self.first_step(info)
+        steps = self._steps and range(self._steps.start - first, self._steps.stop - first)
+        reader = EventReader(
+            self.path, info.segment, steps=steps, later_stepless=self._later_stepless
+        )
+        try:
+            for group in grouped(iter(reader), _WINDOW_ROWS):
+                table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
+                if self.on_read is not None:
+                    self.on_read(table.num_rows)
+                yield table
+        except TraceError as error:
+            if is_store_failure(error):
+                raise
+            self._note_damage(f"rank {info.rank}: {error}")
+            return
+        if reader.lost_bytes and not info.lost_bytes:
+            self._note_damage(
+                f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable"
+            )
+        if reader.checksum is not None and info.checksum not in (None, reader.checksum):
+            self._note_other_file(info)
+
+    def _verify(self, info: RankInfo) -> None:
+        """Compares a process's final file with its checksum, once, before it is first read."""
+        if info.segment not in self.verified:
+            self.verified[info.segment] = matches_checksum(self.path, info)
+        if not self.verified[info.segment]:
+            self._note_other_file(info)
+
+    def _note_other_file(self, info: RankInfo) -> None:
+        self._note_damage(
+            f"rank {info.rank}: its file is not what was recorded, but damaged or another "
+            "rank's: its numbers may be wrong"
+        )
+
+    def generations_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The generation of each step: how often the job was started anew before it."""
+        if not max(self._generations.values(), default=0):
+            return np.zeros(len(steps), dtype=np.int64)
+        return np.searchsorted(self._first_steps, steps, side="right") - 1
+
+    @cached_property
+    def _first_steps(self) -> list[int]:
+        """Number of each generation's first step: after the last one of the former."""
+        counts = [0] * (max(self._generations.values()) + 1)
+        for info in self.run.ranks:
+            generation = self._generations[info.segment]
+            for table in self._read_windows(info):
+                last = pc.max(table["step"]).as_py()
+                counts[generation] = max(counts[generation], 0 if last is None else last + 1)
+        return [sum(counts[:number]) for number in range(len(counts))]
+
+
+@contextlib.contextmanager
+def leaving_out_unreadable() -> Iterator[None]:
+    """Goes on without a file that cannot be read, but not without a store that does not answer."""
+    try:
+        yield
+    except TraceError as error:
+        if is_store_failure(error):
+            raise
