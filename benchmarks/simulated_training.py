@@ -95,6 +95,7 @@ class _RankTraining:
         self._stand_in: Any = SimpleNamespace(
             waits_by_layer=False,
             settle=lambda: None,
+            show=lambda: None,
             take_momentum=self._exchange.take_momentum,
             backward_passes=0,
             passes_with_gradients=0,
