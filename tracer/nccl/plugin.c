@@ -408,6 +408,30 @@ static void describe_net(struct ring_record* made, const struct net_plugin* even
   }
 }
 
+/* What version 3 has in common with the later ones: other structures, fields of the same names. */
+#define DESCRIBE_COLL(ring, made, from)                                                   \
+  do {                                                                                    \
+    (made)->sequence = (from).sequence;                                                   \
+    (made)->func = name_of(ring, (from).func);                                            \
+    (made)->send_buffer = (uintptr_t)(from).send_buffer;                                  \
+    (made)->recv_buffer = (uintptr_t)(from).recv_buffer;                                  \
+    (made)->count = (from).count;                                                         \
+    (made)->peer = (from).root;                                                           \
+    (made)->datatype = name_of(ring, (from).datatype);                                    \
+    (made)->channel = (from).channels;                                                    \
+    (made)->warps = (from).warps;                                                         \
+    (made)->algo = name_of(ring, (from).algo);                                            \
+    (made)->proto = name_of(ring, (from).proto);                                          \
+  } while (0)
+#define DESCRIBE_P2P(ring, made, from)                                                    \
+  do {                                                                                    \
+    (made)->func = name_of(ring, (from).func);                                            \
+    (made)->send_buffer = (uintptr_t)(from).buffer;                                       \
+    (made)->datatype = name_of(ring, (from).datatype);                                    \
+    (made)->count = (from).count;                                                         \
+    (made)->peer = (from).peer;                                                           \
+  } while (0)
+
 static void describe_v3(struct ring_header* ring, struct ring_record* made,
                         const struct description_v3* event) {
   const char* comm_name = NULL;
@@ -416,26 +440,12 @@ static void describe_v3(struct ring_header* ring, struct ring_record* made,
     case COLL:
       comm_name = event->coll.comm_name;
       id = event->coll.comm_hash;
-      made->sequence = event->coll.sequence;
-      made->func = name_of(ring, event->coll.func);
-      made->send_buffer = (uintptr_t)event->coll.send_buffer;
-      made->recv_buffer = (uintptr_t)event->coll.recv_buffer;
-      made->count = event->coll.count;
-      made->peer = event->coll.root;
-      made->datatype = name_of(ring, event->coll.datatype);
-      made->channel = event->coll.channels;
-      made->warps = event->coll.warps;
-      made->algo = name_of(ring, event->coll.algo);
-      made->proto = name_of(ring, event->coll.proto);
+      DESCRIBE_COLL(ring, made, event->coll);
       break;
     case P2P:
       comm_name = event->p2p.comm_name;
       id = event->p2p.comm_hash;
-      made->func = name_of(ring, event->p2p.func);
-      made->send_buffer = (uintptr_t)event->p2p.buffer;
-      made->datatype = name_of(ring, event->p2p.datatype);
-      made->count = event->p2p.count;
-      made->peer = event->p2p.peer;
+      DESCRIBE_P2P(ring, made, event->p2p);
       break;
     case PROXY_OP: describe_proxy_op(ring, made, &event->proxy_op); break;
     case PROXY_STEP: made->steps = event->proxy_step.step; break;
@@ -480,17 +490,7 @@ static void describe(struct ring_header* ring, struct ring_record* made,
       break;
     case KERNEL_LAUNCH: made->stream = (uintptr_t)event->kernel_launch.stream; break;
     case COLL:
-      made->sequence = event->coll.sequence;
-      made->func = name_of(ring, event->coll.func);
-      made->send_buffer = (uintptr_t)event->coll.send_buffer;
-      made->recv_buffer = (uintptr_t)event->coll.recv_buffer;
-      made->count = event->coll.count;
-      made->peer = event->coll.root;
-      made->datatype = name_of(ring, event->coll.datatype);
-      made->channel = event->coll.channels;
-      made->warps = event->coll.warps;
-      made->algo = name_of(ring, event->coll.algo);
-      made->proto = name_of(ring, event->coll.proto);
+      DESCRIBE_COLL(ring, made, event->coll);
       if (interface >= 5) made->group = (uintptr_t)event->coll.group;
       if (interface >= 7) {
         made->variant = name_of(ring, event->coll.variant);
@@ -499,11 +499,7 @@ static void describe(struct ring_header* ring, struct ring_record* made,
       }
       break;
     case P2P:
-      made->func = name_of(ring, event->p2p.func);
-      made->send_buffer = (uintptr_t)event->p2p.buffer;
-      made->datatype = name_of(ring, event->p2p.datatype);
-      made->count = event->p2p.count;
-      made->peer = event->p2p.peer;
+      DESCRIBE_P2P(ring, made, event->p2p);
       made->channel = event->p2p.channels;
       if (interface >= 5) made->group = (uintptr_t)event->p2p.group;
       if (interface >= 7) made->user_tag = event->p2p.user_tag;
@@ -548,38 +544,32 @@ static void describe(struct ring_header* ring, struct ring_record* made,
   }
 }
 
+static int start(void* context, void** handle, const void* event, int interface) {
+  if (handle == NULL) return SUCCESS;
+  *handle = NULL;
+  struct ring_header* ring = atomic_load_explicit(&the_ring, memory_order_acquire);
+  if (ring == NULL || event == NULL) return SUCCESS;
+  const struct description_v3* first = event; /* in version 3 */
+  const struct description* later = event;
+  uint64_t type = interface == 3 ? first->type : interface == 4 ? later->type_v4 : later->type;
+  int kind = recorded_kind(ring, context, type);
+  if (kind < 0) return SUCCESS;
+  struct ring_record made = {
+      .kind = (uint8_t)kind, .comm = (uint16_t)index_of(context), .device = -1,
+      .parent = interface == 3 ? (uintptr_t)first->parent : (uintptr_t)later->parent};
+  if (interface == 3)
+    describe_v3(ring, &made, first);
+  else
+    describe(ring, &made, later, interface);
+  uint64_t number;
+  struct ring_record* record = claim(ring, &number);
+  if (record != NULL) publish(record, &made, handle, number);
+  return SUCCESS;
+}
+
 static int start_v3(void* context, void** handle, struct description_v3* event) {
-  if (handle == NULL) return SUCCESS;
-  *handle = NULL;
-  struct ring_header* ring = atomic_load_explicit(&the_ring, memory_order_acquire);
-  if (ring == NULL || event == NULL) return SUCCESS;
-  int kind = recorded_kind(ring, context, event->type);
-  if (kind < 0) return SUCCESS;
-  struct ring_record made = {.kind = (uint8_t)kind, .comm = (uint16_t)index_of(context),
-                             .parent = (uintptr_t)event->parent, .device = -1};
-  describe_v3(ring, &made, event);
-  uint64_t number;
-  struct ring_record* record = claim(ring, &number);
-  if (record != NULL) publish(record, &made, handle, number);
-  return SUCCESS;
+  return start(context, handle, event, 3);
 }
-
-static int start(void* context, void** handle, struct description* event, int interface) {
-  if (handle == NULL) return SUCCESS;
-  *handle = NULL;
-  struct ring_header* ring = atomic_load_explicit(&the_ring, memory_order_acquire);
-  if (ring == NULL || event == NULL) return SUCCESS;
-  int kind = recorded_kind(ring, context, interface == 4 ? event->type_v4 : event->type);
-  if (kind < 0) return SUCCESS;
-  struct ring_record made = {.kind = (uint8_t)kind, .comm = (uint16_t)index_of(context),
-                             .parent = (uintptr_t)event->parent, .device = -1};
-  describe(ring, &made, event, interface);
-  uint64_t number;
-  struct ring_record* record = claim(ring, &number);
-  if (record != NULL) publish(record, &made, handle, number);
-  return SUCCESS;
-}
-
 static int start_v4(void* context, void** handle, struct description* event) {
   return start(context, handle, event, 4);
 }
