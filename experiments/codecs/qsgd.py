@@ -66,7 +66,7 @@ class Qsgd(CodecDescription):
 
     def codec(self, seed: int | None) -> Codec:
         """Rounding at random."""
-        return QsgdCodec(self, seed=seed)
+        return QsgdCodec(self, RandomBits(seed))
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """The packed codes and one float32 norm a bucket."""
@@ -93,18 +93,16 @@ class QsgdCodec(ChunkedCodec):
     what error feedback needs (Karimireddy et al., arXiv 1901.09847, assumption A).
     """
 
-    def __init__(self, description: Qsgd, *, seed: int | None, fitted: bool = False) -> None:
+    def __init__(self, description: Qsgd, random: RandomBits, *, fitted: bool = False) -> None:
         super().__init__(description)
         self._s, self._bucket, self._bits = description.s, description.bucket, description.bits
-        self._random = RandomBits(seed)
+        self._random = random
         self._fitted = fitted
 
     def with_feedback(self) -> Codec:
         """Norms fitted to what was drawn."""
         assert isinstance(self.description, Qsgd)
-        codec = QsgdCodec(self.description, seed=0, fitted=True)
-        codec._random = self._random
-        return codec
+        return QsgdCodec(self.description, self._random, fitted=True)
 
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Encodes all buckets of a chunk together."""

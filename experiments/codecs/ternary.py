@@ -55,7 +55,7 @@ class Ternary(CodecDescription):
 
     def codec(self, seed: int | None) -> Codec:
         """Rounding at random."""
-        return TernaryCodec(self, seed=seed)
+        return TernaryCodec(self, RandomBits(seed))
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """Two bits an element and one float32 scale."""
@@ -85,18 +85,16 @@ class TernaryCodec(ChunkedCodec):
     drawn, for the reason that `QsgdCodec` gives.
     """
 
-    def __init__(self, description: Ternary, *, seed: int | None, fitted: bool = False) -> None:
+    def __init__(self, description: Ternary, random: RandomBits, *, fitted: bool = False) -> None:
         super().__init__(description)
         self._clip = description.clip
-        self._random = RandomBits(seed)
+        self._random = random
         self._fitted = fitted
 
     def with_feedback(self) -> Codec:
         """The rank's own scale, fitted to what was drawn."""
         assert isinstance(self.description, Ternary)
-        codec = TernaryCodec(self.description, seed=0, fitted=True)
-        codec._random = self._random
-        return codec
+        return TernaryCodec(self.description, self._random, fitted=True)
 
     def scales_of(self, rows: torch.Tensor) -> torch.Tensor:
         """The largest magnitude of each row after clipping: its own scale.
