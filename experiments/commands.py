@@ -25,6 +25,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
     host_options,
 )
 from ddltrace.tracer.next_command import print_next_command
+from ddltrace.tracer.plugin_option import plugin_option
 
 if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
@@ -100,14 +101,7 @@ Examples:
   ddltrace experiment list
   ddltrace experiment list --json""",
 )
-@click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    type=click.Path(path_type=str),
-    metavar="FILE",
-    help="Also list the techniques of this file; repeat it.",
-)
+@plugin_option("Also list the techniques of this file; repeat it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(plugins: tuple[str, ...], as_json: bool) -> None:
     """List the techniques that exist, along the axes on which they combine."""
@@ -140,15 +134,7 @@ Examples:
     help="A strategy to run; repeat it. The first is the baseline.  "
     f"[default: {', '.join(_DEFAULT_STRATEGIES)}]",
 )
-@click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    type=click.Path(path_type=str),
-    metavar="FILE",
-    help="A Python file that registers techniques of your own for --strategy; repeat it. "
-    "See docs/experiment-guide.md.",
-)
+@plugin_option()
 @_RANKS
 @click.option(
     "--steps",

@@ -28,6 +28,7 @@ from ddltrace.tracer.masked_command import masked_command
 from ddltrace.tracer.next_command import print_next_command, say
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_apart
+from ddltrace.tracer.plugin_option import plugin_option
 from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
@@ -114,15 +115,7 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     help="Train with this communication strategy in place of DistributedDataParallel's own; "
     "see: ddltrace experiment list",
 )
-@click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    type=click.Path(path_type=str),
-    metavar="FILE",
-    help="A Python file that registers techniques of your own for --strategy; repeat it. "
-    "See docs/experiment-guide.md.",
-)
+@plugin_option()
 @click.option(
     "--steps",
     type=click.IntRange(min=1),

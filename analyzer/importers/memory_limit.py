@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+from ddltrace.tracer.environment import environment_variable
 from ddltrace.tracer.errors import TraceError
 
 ENVIRONMENT: Final = "DDLTRACE_IMPORT_MEMORY"
@@ -73,12 +74,5 @@ def limited_to(size: str | None) -> Iterator[None]:
         yield
         return
     parse_memory_limit(size)
-    former = os.environ.get(ENVIRONMENT)
-    os.environ[ENVIRONMENT] = size
-    try:
+    with environment_variable(ENVIRONMENT, size):
         yield
-    finally:
-        if former is None:
-            del os.environ[ENVIRONMENT]
-        else:
-            os.environ[ENVIRONMENT] = former

@@ -65,13 +65,7 @@ def check_consecutive(steps: range) -> None:
 
 
 class Trace(RecordedRun):
-    """One run's events, tensors and process groups, on rank 0's clock.
-
-    A rank that was restarted, or whose job made several processes of the same rank one after
-    the other, has several *generations*. Their events stand in one table; from the second
-    generation on, steps continue counting where the former stopped on any rank, and the names of
-    process groups carry ``@2``, ``@3``, so that a step number or a (group, sequence number)
-    means one thing only.
+    """One run's events on rank 0's clock; `ddltrace.analyzer.open_trace.Trace` describes it.
 
     Attributes:
         memory_limit: Memory that what an analysis keeps of its steps may take, about; None for

@@ -83,6 +83,7 @@ def test_imports_point_down_only() -> None:
 ORDER = {
     "tracer": (
         *(
+            "environment",
             "errors",
             "exit_status",
             "extensions",
@@ -91,6 +92,7 @@ ORDER = {
             "next_command",
             "optional_packages",
             "owner_access",
+            "plugin_option",
             "output_directory",
         ),
         *(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Final, NamedTuple
 
+from ddltrace.tracer.environment import environment_variable
 from ddltrace.tracer.errors import UsageError
 
 ENVIRONMENT: Final = "DDLTRACE_COMMUNICATION_KERNELS"
@@ -244,7 +245,7 @@ def also_known(pattern: str | None) -> Iterator[None]:
         pattern: A regular expression; None keeps that of the environment.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not a regular expression.
     """
     former = os.environ.get(ENVIRONMENT)
     if pattern is None or pattern == former:
@@ -253,11 +254,5 @@ def also_known(pattern: str | None) -> Iterator[None]:
         yield
         return
     _compiled(pattern)
-    os.environ[ENVIRONMENT] = pattern
-    try:
+    with environment_variable(ENVIRONMENT, pattern):
         yield
-    finally:
-        if former is None:
-            del os.environ[ENVIRONMENT]
-        else:
-            os.environ[ENVIRONMENT] = former
