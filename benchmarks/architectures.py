@@ -364,7 +364,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--sizes", default="65536,1048576,8388608", help="bytes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--network", action="append", help=f"one of {', '.join(n.name for n in NETWORKS)}"
+        "--network", action="append", choices=[network.name for network in NETWORKS]
     )
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)

@@ -33,7 +33,6 @@ RANKS = 4
 SAMPLES = 15
 CHROMIUM = Path("/usr/bin/chromium")
 VISITS_BEFORE = 3
-REPEATS = 5
 ZOOMS = (1.0, 0.1, 0.001)
 SMALL = Path(__file__).resolve().parents[1] / "sample_traces" / "straggler"
 FIRST_PICTURE = "#timeline[data-sharp]"
@@ -46,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 20_000_000])
     parser.add_argument("--browser-events", type=int, default=20_000_000)
+    parser.add_argument("--repeats", type=int, default=5, help="starts with stored files")
     arguments = parser.parse_args()
     former: float | None = None
     for count in arguments.events:
@@ -54,7 +54,7 @@ def main() -> None:
             print(f"  the whole trace costs {whole / former:.2f} times what it did before")
         former = whole
     if CHROMIUM.exists():
-        measure_dashboard(arguments.browser_events)
+        measure_dashboard(arguments.browser_events, arguments.repeats)
     else:
         print(f"{CHROMIUM} is missing: the command is not measured", file=sys.stderr)
 
@@ -117,7 +117,7 @@ def alternately(*functions: Callable[[], Any]) -> list[float]:
     return [statistics.median(own) for own in samples]
 
 
-def measure_dashboard(count: int) -> None:
+def measure_dashboard(count: int, repeats: int) -> None:
     """Prints what the command costs with a large trace: without its stored files, and with them."""
     steps = max(1, count // (RANKS * Shape().events))
     with tempfile.TemporaryDirectory() as directory:
@@ -134,11 +134,11 @@ def measure_dashboard(count: int) -> None:
         measure_overview(path, "overview opened again, by a new browser")
         # Then by a browser that is running and has kept the scripts, as that of a user has.
         with chromium() as browser:
-            for _ in range(VISITS_BEFORE):
+            for _ in range(min(VISITS_BEFORE, repeats)):
                 visit(browser, path)
             measure_timeline(path, "timeline opened again", browser)
             measure_overview(path, "overview opened again", browser)
-            for _ in range(REPEATS):
+            for _ in range(repeats):
                 measure_timeline_start(path, "timeline opened once more", browser)
                 measure_overview(path, "overview opened once more", browser)
             stored = sum(file.stat().st_size for file in path.glob(".ddltrace-cache/*"))
