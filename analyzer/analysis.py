@@ -81,6 +81,26 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
     Raises:
         TraceError: The trace has none of the steps wanted.
     """
+    selection, measured = join_steps(trace, wanted)
+    analysis = _assembled(measured.trace, measure_steps(measured), selection)
+    return Analyzed(analysis, measured.joined, measured.paths, measured.executions)
+
+
+def join_steps(
+    trace: Trace, wanted: range | None = None
+) -> tuple[StepSelection | None, JoinedSteps]:
+    """Reads the steps of a trace and joins their messages: what measures are computed from.
+
+    Args:
+        trace: The trace.
+        wanted: As in `analyze_in_full`.
+
+    Returns:
+        Of a trace that is not read as a whole, the steps that are; and the steps.
+
+    Raises:
+        TraceError: The trace has none of the steps wanted.
+    """
     selection = trace.step_selection
     if selection is None and wanted is not None:
         selection = select_in_store(trace, wanted)
@@ -96,7 +116,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         steps = replace(steps, rule=selection.rule)
     if wanted is not None and not len(steps):
         raise TraceError(_no_such_steps(trace, scans, selection, wanted))
-    measured = JoinedSteps(
+    return selection, JoinedSteps(
         trace,
         scans,
         joined,
@@ -106,8 +126,6 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         # It may add a note to the trace, before the trace's facts are collected.
         dependencies_known=ideal_job(trace, steps.number) is not None,
     )
-    analysis = _assembled(trace, measure_steps(measured), selection)
-    return Analyzed(analysis, joined, measured.paths, measured.executions)
 
 
 def _assembled(trace: Trace, found: Found, selection: StepSelection | None) -> Analysis:

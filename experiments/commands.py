@@ -541,6 +541,181 @@ def transports_command(
         raise DdltraceError(f"not measured: {', '.join(failed)}")
 
 
+@experiment.command(
+    "calibrate",
+    epilog="""\b
+Examples:
+  ddltrace experiment calibrate --ranks 4 -o calibration.json
+  ddltrace experiment calibrate --ranks 2 --trace first-trace
+  sudo ddltrace experiment calibrate --hosts 4 --bandwidth 400mbit --trace shaped/ddp""",
+)
+@_RANKS
+@click.option(
+    "--rounds",
+    type=click.IntRange(3),
+    default=10,
+    show_default=True,
+    help="Timed rounds of each size.",
+)
+@_timeout(300.0, "the measurement is ended")
+@flat_network_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write.  [default: calibration.json in --trace, else here]",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Store it with this trace, where ddltrace whatif finds it.",
+)
+def calibrate_command(
+    *,
+    ranks: int | None,
+    rounds: int,
+    timeout: float,
+    hosts: int | None,
+    bandwidth: str | None,
+    output: Path | None,
+    trace: Path | None,
+) -> None:
+    """Measure what an all_reduce costs here, for ddltrace whatif.
+
+    All_reduces of 1 KiB to 16 MiB run on all ranks and on two of them, with NCCL where there are
+    GPUs, else with Gloo. Run it on the machines, and with the number of ranks, of the job whose
+    trace is asked about.
+    """
+    from ddltrace.analyzer.whatif.calibration import FILE
+    from ddltrace.experiments.calibration import calibrate
+    from ddltrace.tracer.optional_packages import require_torch
+
+    require_torch("ddltrace experiment calibrate")
+    _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
+    file = output or (trace or Path()) / FILE
+    found = calibrate(hosts or ranks or 2, rounds, timeout, hosts=hosts, bandwidth=bandwidth)
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for point in found["points"]:
+        click.echo(f"{point['ranks']} ranks, {point['bytes']:>10,} bytes: {point['us']:,.0f} us")
+    click.echo(f"ddltrace: calibration in {file}", err=True)
+
+
+@experiment.command(
+    "verify",
+    epilog="""\b
+Examples:
+  ddltrace experiment verify --strategy wfbp --strategy bf16 --ledger ledger.jsonl
+  sudo ddltrace experiment verify --hosts 4 --bandwidth 1gbit --trace shaped/ddp \\
+      --strategy ddp --ledger ledger.jsonl
+  ddltrace experiment verify --ledger ledger.jsonl""",
+)
+@click.option(
+    "--strategy",
+    "specs",
+    multiple=True,
+    metavar="SPEC",
+    help="A strategy to predict and then run; repeat it. Without any, only check the ledger.",
+)
+@click.option(
+    "--ledger",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Where predictions and measurements are appended, as JSON Lines.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Predict from this trace of the same job, on whatever network it ran.  [default: run the "
+    "job without changes first]",
+)
+@_RANKS
+@click.option("--steps", type=click.IntRange(4), default=40, show_default=True, help="Steps.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
+@click.option(
+    "--workload",
+    type=click.Choice(list(WORKLOADS)),
+    default="digits",
+    show_default=True,
+    help=_WORKLOAD_HELP,
+)
+@click.option("--width", type=click.IntRange(1, 1024), help="Size of the model.")
+@_timeout(600.0, "a run is ended and reported as hung")
+@flat_network_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Directory of the runs, to create.  [default: ddltrace-verify-DATE-TIME]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the ledger's lines as JSON.")
+def verify_command(
+    *,
+    specs: tuple[str, ...],
+    path: Path,
+    trace: Path | None,
+    ranks: int | None,
+    steps: int,
+    repeats: int,
+    workload: str,
+    width: int | None,
+    timeout: float,
+    hosts: int | None,
+    bandwidth: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Predict strategies from a trace, write that down, then run them and compare.
+
+    The predictions are in the ledger, each line with the hash of the line before, before the first
+    run starts. Then the baseline and every strategy run in turns, and what was measured is
+    appended.
+    Without --strategy, the ledger is checked and shown.
+    """
+    from ddltrace.experiments import ledger
+    from ddltrace.experiments.harness.settings import Settings
+    from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.experiments.verification import verify
+    from ddltrace.tracer.optional_packages import require_torch
+
+    if specs:
+        require_torch("ddltrace experiment verify")
+        strategies = [parse(spec).spec for spec in specs]
+        of_hosts = _ranks_on_hosts(
+            ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth}
+        )
+        info = WORKLOADS[workload]
+        settings = Settings(
+            strategies=["ddp"],
+            ranks=of_hosts or ranks or 2,
+            steps=steps + max(parse(spec).opening_steps for spec in strategies),
+            warmup=min(_WARMUP, steps // 2),
+            repeats=repeats,
+            workload=workload,
+            width=width or info.width,
+            batch_size=info.batch_size,
+            learning_rate=info.learning_rate,
+            timeout_s=timeout,
+            hosts=hosts,
+            bandwidth=bandwidth,
+        )
+        _check_strategies(strategies, settings)
+        directory = output or Path(time.strftime("ddltrace-verify-%Y%m%d-%H%M%S"))
+        directory.mkdir(parents=True)
+        found = verify(settings, strategies, trace, path, directory)
+    else:
+        found = ledger.pairs(ledger.read(path))
+    if as_json:
+        for pair in found:
+            click.echo(json.dumps({"prediction": pair.prediction, "measurement": pair.measurement}))
+        return
+    for line in ledger.summary(found):
+        click.echo(line)
+    if specs:
+        click.echo(f"\nNext: ddltrace experiment verify --ledger {path}  (checks and shows it)")
+
+
 def _conclude(results: Results, directory: Path, *, html: Path | None, as_json: bool) -> None:
     """Prints the results of an experiment that has ended.
 

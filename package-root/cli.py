@@ -26,6 +26,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "analyze": ("ddltrace.analyzer.commands", "Report where the time of a trace goes."),
     "compare": ("ddltrace.analyzer.commands", "Compare two traces."),
     "query": ("ddltrace.analyzer.commands", "Run SQL over a trace."),
+    "whatif": (
+        "ddltrace.analyzer.whatif_commands",
+        "Predict a step with another network, strategy or number of ranks.",
+    ),
     "dashboard": ("ddltrace.dashboard.commands", "Show traces in the browser."),
     "import": ("ddltrace.analyzer.exchange_commands", "Convert another tool's trace."),
     "export": ("ddltrace.analyzer.exchange_commands", "Convert a trace for other tools."),

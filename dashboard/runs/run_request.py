@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ddltrace.analyzer.formatting.quantities import parse_bandwidth
 from ddltrace.experiments.harness.job_command import check_own_command
 from ddltrace.experiments.network.emulated import check_capabilities
-from ddltrace.experiments.network.topology import parse_bandwidth
 from ddltrace.experiments.strategy.spec import parse, refuse_repeated
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.errors import UsageError

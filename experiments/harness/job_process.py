@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,21 @@ class JobEnd:
     status: int
     timed_out: bool
     wall_s: float
+
+
+def ranks_launcher(ranks: int, hosts: int | None, bandwidth: str | None) -> list[str]:
+    """The start of a command that runs a Python program on every rank.
+
+    Args:
+        ranks: Number of ranks, on this machine's own network.
+        hosts: Hosts of an emulated network, one rank each; None for this machine's own.
+        bandwidth: Rate of each of its links.
+    """
+    if hosts is None:
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+        return [*torchrun, "--nproc-per-node", str(ranks)]
+    launch = (sys.executable, "-m", "ddltrace.experiments.network.launch")
+    return [*launch, "--hosts", str(hosts), "--bandwidth", str(bandwidth), "--", sys.executable]
 
 
 def run_job(

@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
+from ddltrace.analyzer.formatting.quantities import parse_bandwidth, parse_time
 from ddltrace.tracer.errors import UsageError
 
 MAX_HOSTS: Final = 64
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s|ps)?\Z", re.IGNORECASE)
-_UNITS: Final = {"k": 1e3, "m": 1e6, "g": 1e9}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)\Z")
-_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-def parse_bandwidth(text: str) -> int:
-    """Reads a rate such as ``400mbit`` or ``2.5gbit``.
-
-    Returns:
-        Bits per second.
-
-    Raises:
-        UsageError: It is not a rate above zero.
-    """
-    match = _RATE.match(text.strip())
-    bits = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if bits <= 0:
-        raise UsageError(f"bandwidth {text!r:.40} is not a rate: write e.g. 400mbit or 10gbit")
-    return bits
-
-
-def parse_delay(text: str) -> float:
-    """Reads a time such as ``500us`` or ``2ms``.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        UsageError: It is not a time.
-    """
-    match = _TIME.match(text.strip())
-    if match is None:
-        raise UsageError(f"--delay {text!r:.40} is not a time: write for example 500us or 2ms")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def parse_loss(text: str) -> float:
@@ -200,7 +165,7 @@ def topology(
         hosts_per_rack=hosts_per_rack,
         bits_between=None if bandwidth_between is None else parse_bandwidth(bandwidth_between),
         slow_host=None if slow_host is None else SlowHost.parse(slow_host),
-        delay_seconds=0.0 if delay is None else parse_delay(delay),
+        delay_seconds=0.0 if delay is None else parse_time(delay, "--delay"),
         loss_percent=0.0 if loss is None else parse_loss(loss),
         ranks_per_host=1 if ranks_per_host is None else ranks_per_host,
     )

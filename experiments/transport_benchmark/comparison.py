@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from ddltrace.experiments.harness.job_process import run_job
+from ddltrace.experiments.harness.job_process import ranks_launcher, run_job
 from ddltrace.experiments.transport_benchmark.settings import Settings
 from ddltrace.experiments.transports.protocols import ENVIRONMENT, read_protocol
 
@@ -193,15 +192,4 @@ def _command(name: str, settings: Settings, output: Path) -> list[str]:
         *("--transport", name, "--sizes", ",".join(map(str, settings.sizes))),
         *("--rounds", str(settings.rounds), "--output", str(output)),
     ]
-    return [*_launcher(settings), "-m", *worker]
-
-
-def _launcher(settings: Settings) -> Sequence[str]:
-    if settings.hosts is None:
-        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-        return [*torchrun, "--nproc-per-node", str(settings.ranks)]
-    return [
-        *(sys.executable, "-m", "ddltrace.experiments.network.launch"),
-        *("--hosts", str(settings.hosts), "--bandwidth", str(settings.bandwidth), "--"),
-        sys.executable,
-    ]
+    return [*ranks_launcher(settings.ranks, settings.hosts, settings.bandwidth), "-m", *worker]

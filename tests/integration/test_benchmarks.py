@@ -64,6 +64,7 @@ TRIALS = {
     ),
     "truth": "",
     "verdicts": "--runs 2 --steps 5 --condition loaded",
+    "whatif_speed": "--ranks 8 --messages 10 --steps 3",
     "writer_interval": "--rounds 1 --turn-s 0.5",
 }
 """Script -> its options; FOLDER is a new folder with a Kineto file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,9 @@ def train(directory: Path, spec: str | None, *names: str) -> tuple[list[object],
     if spec is not None:
         command = traced(directory / f"trace of {names[:1]}", command, "--strategy", spec)
     done = run(command, cwd=directory)
+    if spec is None and done.status == signal.SIGABRT:
+        # PyTorch alone ends so once in some hundred runs: "terminate called without an exception".
+        done = run(command, cwd=directory)
     assert done.status == 0, done.stderr[-3000:]
     lines = [Path(f"{output}.{rank}").read_text().splitlines() for rank in (0, 1)]
     return [json.loads(line) for rank in lines for line in rank], done.stderr

@@ -126,8 +126,8 @@ ORDER = {
         "open_trace",
         "open_trace",
         "open_trace",
-        *("compare", "query", "exporters"),
-        *("exchange_commands", "commands", "__init__"),
+        *("compare", "query", "exporters", "whatif"),
+        *("exchange_commands", "whatif_commands", "commands", "__init__"),
     ),
     "experiments": (
         *(
@@ -142,6 +142,7 @@ ORDER = {
         *("synchronization", "plan_execution", "transports", "collectives", "codecs", "frequency"),
         *("optimizer_rules", "workloads", "parallelism", "strategy", "asynchrony", "observation"),
         *("pacing", "engine", "network", "harness", "transport_benchmark"),
+        *("predicted", "calibration", "ledger", "verification"),
         *("commands", "__init__"),
     ),
     "dashboard": (

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from ddltrace.analyzer.formatting.quantities import parse_bandwidth
 from ddltrace.experiments.network import emulated
 from ddltrace.experiments.network.emulated import (
     EmulatedNetwork,
     check_capabilities,
 )
-from ddltrace.experiments.network.topology import SlowHost, Topology, parse_bandwidth, topology
+from ddltrace.experiments.network.topology import SlowHost, Topology, topology
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
 

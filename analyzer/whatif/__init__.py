@@ -1,0 +1,1 @@
+"""What-if questions: how long a step would take if something about a job were different."""

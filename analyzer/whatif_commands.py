@@ -1,0 +1,253 @@
+"""The command ``ddltrace whatif``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddltrace.analyzer.formatting.quantities import parse_bandwidth, parse_time
+from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.units import share_text, time_text
+from ddltrace.analyzer.importers.import_options import communication_kernels_option
+from ddltrace.tracer.errors import DdltraceError, UsageError
+from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.trace.arrow_arrays import without_pandas
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.whatif.questions import Answer, Question, WhatIf
+
+without_pandas()  # only the command line imports this module
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace whatif first-trace
+  ddltrace whatif first-trace --hosts 4 --bandwidth 10gbit
+  ddltrace whatif first-trace --ranks 64 --hosts 8 --bandwidth 25gbit --latency 20us
+  ddltrace whatif first-trace --without-straggler 1
+  ddltrace whatif first-trace --faster backward=1.5 --json
+  ddltrace whatif first-trace --strategy bf16
+  ddltrace whatif first-trace --all
+""",
+)
+@click.argument("traces", nargs=-1, required=True, type=LocationType(), metavar="TRACE...")
+@click.option("--strategy", metavar="SPEC", help="A strategy of ddltrace experiment list.")
+@click.option(
+    "--ranks", type=click.IntRange(1), metavar="N", help="Ranks, each with its batch as now."
+)
+@click.option(
+    "--hosts", type=click.IntRange(1), metavar="N", help="Hosts, with the same number of ranks."
+)
+@click.option("--bandwidth", metavar="RATE", help="Of each host's link, such as 25gbit.")
+@click.option("--latency", metavar="TIME", help="Between two hosts, one way, such as 20us.")
+@click.option(
+    "--without-straggler", type=int, metavar="RANK", help="The rank works as the others do."
+)
+@click.option(
+    "--straggler", metavar="RANK=TIME", help="The rank takes longer in each step, such as 1=40ms."
+)
+@click.option(
+    "--faster",
+    multiple=True,
+    metavar="NAME=FACTOR",
+    help="A layer, a kernel or a category (compute, update, data, copy, host) is faster; repeat "
+    "it for more.",
+)
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Examples of a rank.")
+@click.option(
+    "--accumulate",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Batches for each exchange and update; times are per batch.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="What ddltrace experiment calibrate has measured.",
+)
+@click.option("--all", "every", is_flag=True, help="Ask about every strategy, the fastest first.")
+@click.option(
+    "--search",
+    type=click.Choice(["bucket", "slice", "credit"]),
+    help="Find the best size of DDP's buckets, of P3's slices, or of ByteScheduler's credit.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+@click.option(
+    "--force", is_flag=True, help="Answer even if a replay of the steps as they are is 10 % off."
+)
+@communication_kernels_option
+def whatif(
+    *,
+    traces: tuple[Location, ...],
+    strategy: str | None,
+    ranks: int | None,
+    hosts: int | None,
+    bandwidth: str | None,
+    latency: str | None,
+    without_straggler: int | None,
+    straggler: str | None,
+    faster: tuple[str, ...],
+    batch_size: int | None,
+    accumulate: int | None,
+    calibration: Path | None,
+    every: bool,
+    search: str | None,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Predict a step with another network, strategy or number of ranks.
+
+    The steps of TRACE are replayed with the changes that the options describe, all of them
+    together. The answer is the time per step with a 90 % interval, or the reason why the trace does
+    not hold it. Without options, the command says how well a replay of the unmodified steps gives
+    back their time.
+    """
+    from ddltrace.analyzer.analysis import join_steps
+    from ddltrace.analyzer.open_trace import open_as_one
+    from ddltrace.analyzer.whatif.calibration import read_calibration
+    from ddltrace.analyzer.whatif.questions import REFUSE, Question, WhatIf
+    from ddltrace.tracer.extensions import require_extension
+
+    question = Question(
+        strategy=strategy,
+        ranks=ranks,
+        hosts=hosts,
+        bandwidth=None if bandwidth is None else parse_bandwidth(bandwidth),
+        latency=None if latency is None else parse_time(latency, "--latency"),
+        without_straggler=without_straggler,
+        straggler=None if straggler is None else _straggler(straggler),
+        faster=tuple(map(_faster, faster)),
+        batch_size=batch_size,
+        accumulate=accumulate,
+    )
+    if (every or search) and strategy is not None:
+        raise UsageError(
+            "--all and --search choose the strategies themselves: leave out --strategy"
+        )
+    with open_as_one(traces, None) as trace:
+        asked = WhatIf(join_steps(trace)[1])
+        if calibration is not None:
+            asked.use_calibration(read_calibration(calibration))
+        if abs(asked.self_replay_error) > REFUSE and not force:
+            raise DdltraceError(
+                f"a replay of the unmodified steps is {share_text(asked.self_replay_error)} off: "
+                "the trace does not explain its own steps (--force answers nevertheless)"
+            )
+        questions = [question] if question.to_json() else []
+        if every or search:
+            edit = require_extension("whatif", "--all" if every else "--search")
+            specs = edit.applicable(asked) if every else edit.settings(asked, search)
+            questions = [_with_strategy(question, spec) for spec in specs]
+        answers = [asked.ask(each) for each in questions]
+    if len(answers) > 1:
+        answers.sort(key=lambda answer: (answer.refused is not None, answer.step_us or 0.0))
+    _print(asked, answers, traces, as_json=as_json)
+    if len(answers) == 1 and answers[0].refused is not None:
+        raise click.exceptions.Exit(1)
+
+
+def _with_strategy(question: Question, spec: str) -> Question:
+    from dataclasses import replace
+
+    return replace(question, strategy=spec)
+
+
+def _straggler(text: str) -> tuple[int, float]:
+    rank, separator, time = text.partition("=")
+    if not separator or not rank.isdecimal():
+        raise UsageError(f"--straggler {text!r:.40}: write RANK=TIME, such as 1=40ms")
+    return int(rank), parse_time(time, "--straggler")
+
+
+def _faster(text: str) -> tuple[str, float]:
+    name, _, factor = text.rpartition("=")
+    try:
+        value = float(factor)
+    except ValueError:
+        value = 0.0
+    if not name or not 0 < value < float("inf"):
+        raise UsageError(f"--faster {text!r:.40}: write NAME=FACTOR, such as backward=1.5")
+    return name, value
+
+
+def _print(
+    asked: WhatIf, answers: Sequence[Answer], traces: tuple[Location, ...], *, as_json: bool
+) -> None:
+    from ddltrace.analyzer.whatif.questions import WARN
+
+    if as_json:
+        document: dict[str, Any] = {
+            "schema": "ddltrace.whatif/1",
+            "baseline_us": asked.baseline_us,
+            "self_replay_error": asked.self_replay_error,
+            "answers": [answer.to_json() for answer in answers],
+        }
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+        return
+    click.echo(
+        f"{time_text(asked.baseline_us)} per step in the trace "
+        f"(median of {len(asked.program.steps) - 1} steps); a replay of them as they are differs "
+        f"by {share_text(abs(asked.self_replay_error))}"
+    )
+    if abs(asked.self_replay_error) > WARN:
+        click.echo("warning: more than 2 %: answers are that much less certain")
+    rows = [_row(answer) for answer in answers if answer.refused is None]
+    if rows:
+        heads = ["question", "per step", "90 % interval", "speed-up", "work", "waiting"]
+        click.echo("")
+        for line in render(heads, rows):
+            click.echo(line)
+    for answer in answers:
+        if answer.refused is not None:
+            click.echo(f"{_text(answer)}: not known: {answer.refused}")
+    if not answers:
+        click.echo("ask with --bandwidth, --ranks, --strategy, ...: ddltrace whatif --help")
+    elif any(answer.question.strategy is not None and not answer.refused for answer in answers):
+        best = next(a for a in answers if a.question.strategy is not None and not a.refused)
+        click.echo(
+            f"\nNext: ddltrace experiment run --strategy ddp --strategy {best.question.strategy} "
+            f"-- COMMAND  (runs it and compares)"
+        )
+
+
+def _row(answer: Answer) -> list[str]:
+    assert answer.compute_us is not None
+    assert answer.wait_us is not None
+    speedup = "" if answer.speedup is None else f"{answer.speedup:.2f}"
+    return [
+        _text(answer),
+        time_text(answer.step_us),
+        f"{time_text(answer.low_us)} to {time_text(answer.high_us)}",
+        speedup,
+        _signed(answer.compute_us),
+        _signed(answer.wait_us),
+    ]
+
+
+def _signed(us: float) -> str:
+    return ("+" if us >= 0 else "-") + time_text(abs(us))
+
+
+def _text(answer: Answer) -> str:
+    """The question, as its options."""
+    parts = []
+    for name, value in answer.question.to_json().items():
+        option = name.replace("_", "-")
+        if name == "faster":
+            parts += [f"{each}={factor:g}" for each, factor in value]
+        elif name == "straggler":
+            parts.append(f"straggler {value[0]}={time_text(value[1] * 1e6)}")
+        elif name == "bandwidth":
+            parts.append(f"{value / 1e9:g} Gbit/s")
+        elif name == "latency":
+            parts.append(f"latency {time_text(value * 1e6)}")
+        else:
+            parts.append(str(value) if name == "strategy" else f"{option} {value}")
+    return ", ".join(parts)

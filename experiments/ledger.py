@@ -1,0 +1,178 @@
+"""The ledger of predictions: written down before the runs that prove or refute them.
+
+A ledger is a file of JSON Lines. Each line has ``schema``, ``kind``, ``time`` (UTC) and
+``previous``, the SHA-256 of the line before, without its newline; the first line has null. So a
+line that was changed or taken out later is found. A ``prediction`` has the settings of the
+experiment, the trace it was made from and the answer of ``ddltrace whatif``; a ``measurement``
+names the line of its prediction by its SHA-256 and has the time per step of each run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ddltrace.tracer.errors import DdltraceError, UsageError
+
+SCHEMA: Final = "ddltrace.ledger/1"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prediction and what was measured of it.
+
+    Attributes:
+        prediction: Its line.
+        measurement: The line of the measurement; None if the runs were not made or failed.
+        number: The line's number, from 1.
+    """
+
+    prediction: dict[str, Any]
+    measurement: dict[str, Any] | None
+    number: int
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ledger; each also has ``sha256``, its own.
+
+    Raises:
+        UsageError: It is not a ledger, a line was changed, or one is missing.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    found: list[dict[str, Any]] = []
+    previous = None
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number} is cut off or not JSON: {error}") from error
+        if not isinstance(entry, dict) or entry.get("schema") != SCHEMA:
+            raise UsageError(f"{path}:{number} is not a line of {SCHEMA}")
+        if entry.get("previous") != previous:
+            raise UsageError(f"{path}:{number} does not follow the line before it: one was changed")
+        previous = hashlib.sha256(line.encode()).hexdigest()
+        found.append({**entry, "sha256": previous})
+    return found
+
+
+def append(path: Path, entries: Sequence[dict[str, Any]]) -> list[str]:
+    """Appends lines and waits until they are on the disk.
+
+    Args:
+        path: The ledger; it is created if it is missing.
+        entries: Contents of the lines, with their ``kind``.
+
+    Returns:
+        The SHA-256 of each line.
+
+    Raises:
+        UsageError: The file is not a ledger.
+        DdltraceError: It cannot be written.
+    """
+    lines = read(path) if path.exists() else []
+    previous = lines[-1]["sha256"] if lines else None
+    hashes = []
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            for entry in entries:
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                head = {"schema": SCHEMA, "time": now, "previous": previous}
+                line = json.dumps({**head, **entry}, allow_nan=False)
+                file.write(line + "\n")
+                previous = hashlib.sha256(line.encode()).hexdigest()
+                hashes.append(previous)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DdltraceError(f"{path} cannot be written: {error}") from error
+    return hashes
+
+
+def pairs(lines: Sequence[dict[str, Any]]) -> list[Pair]:
+    """The predictions of a ledger with what was measured, in the order of the predictions."""
+    measured = {line["prediction"]: line for line in lines if line["kind"] == "measurement"}
+    return [
+        Pair(line, measured.get(line["sha256"]), number)
+        for number, line in enumerate(lines, 1)
+        if line["kind"] == "prediction"
+    ]
+
+
+def measurement(
+    prediction: dict[str, Any], sha256: str, runs_us: Sequence[float], baseline_us: Sequence[float]
+) -> dict[str, Any]:
+    """The line of what was measured of a prediction.
+
+    Args:
+        prediction: Its line.
+        sha256: The SHA-256 of its line.
+        runs_us: Time per step of each run.
+        baseline_us: The same of the baseline, in the same rounds.
+
+    Returns:
+        The line: ``error`` is predicted / measured - 1; ``noise`` is the largest difference of a
+        run from the median of its row, as a share, over both rows; ``covered`` whether the interval
+        contains the median; ``sign_right`` whether faster or slower than the baseline was right,
+        null where the measured difference is within the noise.
+    """
+    median, before = float(np.median(runs_us)), float(np.median(baseline_us))
+    noise = max(
+        float(np.abs(np.array(runs) / np.median(runs) - 1).max()) for runs in (runs_us, baseline_us)
+    )
+    change = median / before - 1
+    answer = prediction["answer"]
+    predicted_change = answer["step_us"] / prediction["baseline_us"] - 1
+    return {
+        "kind": "measurement",
+        "prediction": sha256,
+        "runs_us": list(runs_us),
+        "baseline_runs_us": list(baseline_us),
+        "measured_us": median,
+        "error": answer["step_us"] / median - 1,
+        "noise": noise,
+        "covered": answer["low_us"] <= median <= answer["high_us"],
+        "sign_right": None if abs(change) <= noise else (change < 0) == (predicted_change < 0),
+    }
+
+
+def summary(found: Sequence[Pair]) -> list[str]:
+    """A line for each prediction, and one over all that were measured."""
+    lines = []
+    errors, covered = [], []
+    for pair in found:
+        answer = pair.prediction["answer"]
+        what = ", ".join(f"{key} {value}" for key, value in answer["question"].items())
+        if answer["refused"] is not None:
+            lines.append(f"{what}: not predicted: {answer['refused']}")
+            continue
+        text = (
+            f"{what}: predicted {answer['step_us'] / 1e3:.1f} ms "
+            f"({answer['low_us'] / 1e3:.1f} to {answer['high_us'] / 1e3:.1f})"
+        )
+        measured = pair.measurement
+        if measured is None:
+            lines.append(f"{text}; not measured")
+            continue
+        errors.append(abs(measured["error"]))
+        covered.append(measured["covered"])
+        lines.append(
+            f"{text}; measured {measured['measured_us'] / 1e3:.1f} ms, error "
+            f"{measured['error']:+.1%}, noise {measured['noise']:.1%}"
+        )
+    if errors:
+        lines.append(
+            f"{len(errors)} measured: median error {np.median(errors):.1%}, 90th percentile "
+            f"{np.quantile(errors, 0.9):.1%}, {sum(covered)} within their intervals"
+        )
+    return lines

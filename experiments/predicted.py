@@ -1,0 +1,561 @@
+"""Strategies in ``ddltrace whatif``: takes DDP's messages out of a program and sends a strategy's.
+
+The schedule's own plan and dispatcher decide, the objects that the engine runs; what a message
+carries comes from the codec's own sizes, and which ranks exchange it from the architecture's own
+rounds. The dispatcher of one rank stands for all: all ranks start their messages in the same order,
+and a message proceeds when its last rank has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
+from ddltrace.analyzer.measures.measure import JoinedSteps
+from ddltrace.analyzer.measures.processor_time import host_uses
+from ddltrace.analyzer.whatif.costs import Network, bytes_on_link
+from ddltrace.analyzer.whatif.program import (
+    LAUNCH,
+    SIGNAL,
+    STEP_END,
+    WAIT,
+    Exchange,
+    Items,
+    Program,
+)
+from ddltrace.analyzer.whatif.questions import Edit, Refused
+from ddltrace.experiments.architectures.base import Architecture
+from ddltrace.experiments.codecs.codec import CodecDescription
+from ddltrace.experiments.codecs.feedback import compose
+from ddltrace.experiments.frequency.accumulate import Accumulate
+from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
+from ddltrace.experiments.schedules.base import Dispatcher, Schedule
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.strategy.catalogue import techniques
+from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.strategy.strategy import Strategy
+from ddltrace.experiments.synchronization.bsp import Bsp
+from ddltrace.tracer.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.whatif.questions import WhatIf
+
+_SEARCHED: Final = {
+    "bucket": ("ddp:bucket_mb={}", (0.25, 0.5, 1, 2, 4, 8, 16, 25, 50, 100)),
+    "slice": ("p3:slice={}", (5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)),
+    "credit": ("bytescheduler:credit_mb={}", (0.5, 1, 2, 4, 8, 16, 32)),
+}
+_ENGINE_US: Final = 300.0
+"""What the engine does for a message, at most, us: 180 us with four ranks on two processors."""
+
+_SLOWER_CODEC: Final = 4.0
+"""How many times as long as alone, in a loop, a codec may take in a job: caches are cold, and ranks
+share processors and memory. int8 took 2.5 times as long with four ranks on two processors."""
+
+_SAMPLE: Final = 1 << 20
+"""Elements of the tensor with which codecs are timed."""
+
+_AXES: Final = ("order", "volume", "architecture", "frequency")
+
+
+def apply(
+    joined: JoinedSteps,
+    program: Program,
+    work: list[FloatArray],
+    spec: str,
+    network: Network | None,
+) -> Edit:
+    """Replaces the gradient messages of a program by those of a strategy.
+
+    Args:
+        joined: The steps.
+        program: The program.
+        work: Own work before each item of each rank.
+        spec: The strategy.
+        network: What messages cost.
+
+    Raises:
+        Refused: The trace does not hold what the strategy would do to the job.
+        UsageError: It is not a strategy.
+    """
+    strategy = parse(spec)
+    _check(joined, strategy)
+    gradients = _gradients(joined, program)
+    if network is None:
+        raise Refused("the trace holds no sizes of messages: what messages cost is not known")
+    return _Exchanged(
+        joined, program, work=work, strategy=strategy, gradients=gradients, network=network
+    ).edit()
+
+
+def applicable(asked: WhatIf) -> list[str]:
+    """The specs of all techniques with their defaults, as far as they can be predicted."""
+    return [
+        entry.name
+        for entry in techniques()
+        if entry.build is not None and entry.axis in _AXES and not entry.modifier
+    ]
+
+
+def settings(asked: WhatIf, what: str) -> list[str]:
+    """The specs among which a search looks.
+
+    Args:
+        asked: The trace.
+        what: ``bucket``, ``slice`` or ``credit``.
+    """
+    form, values = _SEARCHED[what]
+    return [form.format(value) for value in values]
+
+
+def _check(joined: JoinedSteps, strategy: Strategy) -> None:
+    """Refuses what a trace does not show."""
+    rule = strategy.synchronization
+    if strategy.parallelism is not None:
+        raise Refused("how the model would be divided is not in the trace")
+    if strategy.optimizer_rule is not None:
+        raise Refused("what its update costs is not in the trace")
+    if rule is not None and not isinstance(rule, Bsp):
+        raise Refused("when its workers would go on is not simulated: experiment run measures it")
+    if strategy.transport is not None:
+        raise Refused("what another library costs is not in the trace")
+    if strategy.frequency is not None and not isinstance(strategy.frequency, Accumulate):
+        raise Refused("averages of parameters are not simulated: experiment run measures it")
+    if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
+        raise Refused("compositions of architectures are not simulated")
+    if strategy.schedule.search() is not None:
+        raise Refused("it searches while the job runs: ask with --search, or for one setting")
+    if strategy.schedule.cycle_ms is not None:
+        raise Refused("it sends by the clock, which is not simulated: experiment run measures it")
+    device = joined.trace.infos(joined.trace.ranks[0])[-1].device
+    if strategy.encodes and device != "cpu":
+        raise Refused("what encoding costs on this device is not known")
+
+
+def _gradients(joined: JoinedSteps, program: Program) -> list[Gradient]:
+    """The gradients of the job's model, in the order in which they become ready.
+
+    Raises:
+        Refused: The trace does not show when they are ready, or what sends them.
+    """
+    trace = joined.trace
+    rank = program.ranks[0]
+    scan = joined.scans[rank]
+    rows = np.isin(scan.gradient_step, program.steps)
+    if not rows.any():
+        raise Refused("the trace does not show when gradients are ready")
+    if any(len(each.places) != len(program.ranks) for each in program.exchanges if each.tensors):
+        raise Refused("not all ranks exchange the gradients")
+    if not any(_carries_gradients(each) for each in program.exchanges):
+        raise Refused("no message of the trace is DistributedDataParallel's all_reduce")
+    known = {info.id: info for info in trace.tensors(rank)}
+    first = np.searchsorted(scan.step, scan.gradient_step[rows])
+    since = scan.gradient_time[rows] - scan.step_start[np.minimum(first, len(scan.step) - 1)]
+    tensors = scan.gradient_tensor[rows]
+    found = []
+    for tensor in np.unique(tensors).tolist():
+        info = known[tensor]
+        ready = float(np.median(since[tensors == tensor]))
+        elements = int(np.prod(info.shape)) if info.shape else 1
+        found.append((ready, tensor, info, elements))
+    found.sort(key=lambda each: each[:2])
+    return [
+        Gradient(
+            index=tensor,
+            name=info.name,
+            elements=elements,
+            element_bytes=max(info.bytes // max(elements, 1), 1),
+            dtype=info.dtype,
+            shape=tuple(info.shape),
+            ready_us=ready / 1e3,
+        )
+        for ready, tensor, info, elements in found
+    ]
+
+
+def _carries_gradients(exchange: Exchange) -> bool:
+    return exchange.tensors > 0 and exchange.op == "all_reduce"
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a message costs.
+
+    Attributes:
+        link_bytes: On the busiest link.
+        rounds: Messages that follow each other.
+        encode_ns: On each rank before it is sent.
+        decode_ns: On each rank after it has come.
+    """
+
+    link_bytes: float
+    rounds: int
+    encode_ns: float
+    decode_ns: float
+
+
+class _Dispatched:
+    """The dispatchers of a replay, one for each step that exchanges.
+
+    Args:
+        schedule: The schedule.
+        plan: Its plan.
+        signals: Exchange -> step, and the gradient that is ready; `NULL` for the end of backward.
+        numbers: Step -> exchange of each message.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        plan: MessagePlan,
+        signals: dict[int, tuple[int, int]],
+        numbers: dict[int, list[int]],
+    ) -> None:
+        self._signals, self._numbers = signals, numbers
+        self._dispatchers: dict[int, Dispatcher] = {
+            step: schedule.dispatcher(plan) for step in numbers
+        }
+        self._messages = {
+            number: (step, plan.messages[place])
+            for step, mine in numbers.items()
+            for place, number in enumerate(mine)
+        }
+        self._started: set[int] = set()
+
+    def signalled(self, exchange: int) -> Sequence[int]:
+        """A gradient is ready on all ranks, or backward has ended on all."""
+        step, gradient = self._signals[exchange]
+        dispatcher = self._dispatchers[step]
+        if gradient == NULL:
+            return self._new(step, dispatcher.backward_ended())
+        return self._new(step, dispatcher.gradient_ready(gradient))
+
+    def completed(self, exchange: int) -> Sequence[int]:
+        """A message has completed."""
+        if exchange not in self._messages:
+            return ()
+        step, message = self._messages[exchange]
+        return self._new(step, self._dispatchers[step].completed(message))
+
+    def _new(self, step: int, messages: Sequence[Message]) -> list[int]:
+        found = [self._numbers[step][message.number] for message in messages]
+        new = [number for number in found if number not in self._started]
+        self._started.update(new)
+        return new
+
+
+class _Exchanged:
+    """Makes the program of a strategy."""
+
+    def __init__(
+        self,
+        joined: JoinedSteps,
+        program: Program,
+        *,
+        work: list[FloatArray],
+        strategy: Strategy,
+        gradients: list[Gradient],
+        network: Network,
+    ) -> None:
+        self._joined, self._program, self._work = joined, program, work
+        self._strategy, self._gradients = strategy, gradients
+        ranks = len(program.ranks)
+        schedule = strategy.schedule
+        if schedule.timed_steps:
+            rounds = 2 * (ranks - 1)
+            per_mib = bytes_on_link("all_reduce", ranks, 1 << 20) * network.ns_per_byte / 1e3
+            schedule = schedule.with_values([rounds * network.overhead_ns / 1e3, per_mib])
+        self._schedule = schedule
+        try:
+            self._plan = schedule.plan(gradients)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
+        self._costs = [self._cost(message, codec) for message in self._plan.messages]
+        self._exchanges = list(program.exchanges)
+        self._queue = next(each.queue for each in program.exchanges if _carries_gradients(each))
+        self._signals: dict[int, tuple[int, int]] = {}
+        self._numbers: dict[int, list[int]] = {}
+
+    def edit(self) -> Edit:
+        """The program with the strategy's messages, and its work."""
+        program, ranks = self._program, np.arange(len(self._program.ranks))
+        cycle = self._strategy.cycle_steps
+        signal_of: dict[tuple[int, int], int] = {}
+        for step in range(len(program.steps)):
+            if (step + 1) % cycle:
+                continue
+            for index in [*(gradient.index for gradient in self._gradients), NULL]:
+                signal_of[step, index] = len(self._exchanges)
+                self._signals[len(self._exchanges)] = (step, index)
+                self._exchanges.append(_exchange(SIGNAL, ranks, step))
+            self._numbers[step] = []
+            for cost in self._costs:
+                self._numbers[step].append(len(self._exchanges))
+                self._exchanges.append(
+                    replace(
+                        _exchange("all_reduce", ranks, step),
+                        queue=self._queue,
+                        link_bytes=cost.link_bytes,
+                        rounds=cost.rounds,
+                        tensors=1,
+                    )
+                )
+        made = [self._items(place, signal_of) for place in range(len(program.ranks))]
+        edited = replace(
+            program,
+            items=[items for items, _ in made],
+            exchanges=self._exchanges,
+            controller=lambda: _Dispatched(
+                self._schedule, self._plan, self._signals, self._numbers
+            ),
+        )
+        return Edit(edited, [items.work for items, _ in made], cycle, self._more_us())
+
+    def _more_us(self) -> float:
+        """What a step may take beyond the prediction: the engine's work, and slower codecs."""
+        if isinstance(self._schedule, DdpBuckets) and not self._strategy.encodes:
+            return 0.0  # PyTorch itself runs it
+        codec_us = sum(cost.encode_ns + cost.decode_ns for cost in self._costs) / 1e3
+        return len(self._costs) * _ENGINE_US + (_SLOWER_CODEC - 1) * codec_us
+
+    def _cost(self, message: Message, codec: CodecDescription | None) -> _Cost:
+        ranks = len(self._program.ranks)
+        architecture = self._strategy.architecture
+        if codec is not None:
+            sent = sum(
+                codec.sent_bytes(
+                    part.elements, ranks, _element_bytes(self._gradients, part.gradient)
+                )
+                for part in message.slices
+            )
+            form = codec.exchange(message.elements, ranks)
+            rounds = 2 * (ranks - 1) if form == "all_reduce" else ranks - 1
+            encode, decode = _codec_ns_per_element(codec)
+            if form == "all_to_all":  # each rank averages a part of all payloads, and encodes it
+                rounds, encode, decode = 2 * rounds, encode * (1 + 1 / ranks), 2 * decode
+            elements = message.elements * _ranks_per_processor(self._joined)
+            return _Cost(sent, rounds, encode * elements, decode * elements)
+        if isinstance(architecture, Architecture):
+            size = message.bytes / max(message.elements, 1)
+            plan = architecture.plan(range(ranks), message.elements)
+            loads = [_busiest(each, size) for each in plan]
+            return _Cost(sum(loads), len(plan), 0.0, 0.0)
+        return _Cost(bytes_on_link("all_reduce", ranks, message.bytes), 2 * (ranks - 1), 0.0, 0.0)
+
+    def _items(self, place: int, signal_of: dict[tuple[int, int], int]) -> tuple[Items, FloatArray]:
+        """The items of a rank, with gradients that become ready, and waits for the new messages."""
+        items, work = self._program.items[place], self._work[place]
+        gone = np.array([_carries_gradients(each) for each in self._program.exchanges] + [False])
+        kept = ~gone[items.exchange]
+        clock = _OwnTime(items, work)
+        points = [
+            (float(clock.at(time_)), order, kind, number)
+            for order, (time_, kind, number) in enumerate(self._points(place, signal_of))
+        ]
+        own = np.cumsum(work)
+        at = np.concatenate([own[kept], [point[0] for point in points]])
+        kind = np.concatenate([items.kind[kept], [point[2] for point in points]]).astype(np.int64)
+        exchange = np.concatenate([items.exchange[kept], [point[3] for point in points]])
+        extra = np.concatenate([items.extra[kept], np.zeros(len(points))])
+        # At one instant: what the rank does itself, signals, waits, then the end of the step.
+        order = np.lexsort((np.arange(len(at)), kind == STEP_END, at))
+        at, kind, exchange, extra = (
+            at[order],
+            kind[order],
+            exchange[order].astype(int),
+            extra[order],
+        )
+        between = np.diff(np.append(0.0, at))
+        between += self._codec_work(kind, exchange)
+        ends = np.cumsum(kind == STEP_END)
+        step = np.append(0, ends[:-1])
+        nothing = np.zeros(len(at), dtype=np.int64)
+        made = Items(kind, exchange, between, extra, nothing, nothing, step)
+        return made, between
+
+    def _codec_work(self, kind: IntArray, exchange: IntArray) -> FloatArray:
+        """What encoding before a message's last gradient, and decoding after its wait, take."""
+        added = np.zeros(len(kind))
+        if not any(cost.encode_ns or cost.decode_ns for cost in self._costs):
+            return added
+        message_of = {
+            number: place for mine in self._numbers.values() for place, number in enumerate(mine)
+        }
+        carriers: dict[int, list[int]] = {}
+        for place, message in enumerate(self._plan.messages):
+            last = max(message.gradients, key=self._order.__getitem__)
+            carriers.setdefault(last, []).append(place)
+        for row, number in enumerate(exchange.tolist()):
+            if kind[row] == LAUNCH and number in self._signals:
+                _, gradient = self._signals[number]
+                for place in carriers.get(gradient, ()):
+                    added[row] += self._costs[place].encode_ns
+            elif kind[row] == WAIT and number in message_of and row + 1 < len(kind):
+                added[row + 1] += self._costs[message_of[number]].decode_ns
+        return added
+
+    @property
+    def _order(self) -> dict[int, int]:
+        return {gradient.index: place for place, gradient in enumerate(self._gradients)}
+
+    def _points(
+        self, place: int, signal_of: dict[tuple[int, int], int]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Time, kind and exchange of what a rank does for the strategy."""
+        program, joined = self._program, self._joined
+        rank = program.ranks[place]
+        scan = joined.scans[rank]
+        update = joined.work[rank]["update"].start
+        bounds = np.searchsorted(scan.step, program.steps)
+        starts, ends = scan.step_start[bounds], scan.step_end[bounds]
+        for step, number in enumerate(program.steps.tolist()):
+            if step not in self._numbers:
+                continue
+            rows = np.flatnonzero(scan.gradient_step == number)
+            time_ = dict(zip(scan.gradient_tensor[rows], scan.gradient_time[rows], strict=True))
+            last = int(max(time_.values(), default=ends[step] - 1))
+            for gradient in self._gradients:
+                ready = min(int(time_.get(gradient.index, last)), int(ends[step]) - 1)
+                yield ready, LAUNCH, signal_of[step, gradient.index]
+            yield min(last + 1, int(ends[step]) - 1), LAUNCH, signal_of[step, NULL]
+            yield from self._waits(place, step, starts=starts, ends=ends, update=update, last=last)
+
+    def _waits(
+        self,
+        place: int,
+        step: int,
+        *,
+        starts: IntArray,
+        ends: IntArray,
+        update: IntArray,
+        last: int,
+    ) -> Iterator[tuple[int, int, int]]:
+        """Where a rank waits for the messages of a step."""
+        messages = self._numbers[step]
+        if self._schedule.wait == "update":
+            after = np.searchsorted(update, last)
+            begin = int(update[after]) if after < len(update) else int(ends[step])
+            begin = max(min(begin, int(ends[step]) - 1), last + 1)
+            yield from ((begin, WAIT, number) for number in messages)
+            return
+        if step + 1 >= len(starts):
+            return
+        if self._schedule.wait == "next_update":
+            after = np.searchsorted(update, starts[step + 1])
+            begin = int(update[after]) if after < len(update) else int(ends[step + 1])
+            yield from ((min(begin, int(ends[step + 1]) - 1), WAIT, number) for number in messages)
+            return
+        used = self._uses(place, step + 1, int(starts[step + 1]), int(ends[step + 1]))
+        for message, number in zip(self._plan.messages, messages, strict=True):
+            yield min(used[each] for each in message.gradients), WAIT, number
+
+    def _uses(self, place: int, step: int, start: int, end: int) -> dict[int, int]:
+        """When the forward pass of a step first uses each parameter.
+
+        From the layers that the trace shows; where it shows none, uses are taken to be spread
+        evenly from the start of the step to the first gradient, in the reverse order of gradients.
+        """
+        program, joined = self._program, self._joined
+        rank = program.ranks[place]
+        scan = joined.scans[rank]
+        rows = scan.gradient_step == program.steps[step]
+        first = int(scan.gradient_time[rows].min()) if rows.any() else end
+        line = scan.timeline
+        begins: dict[str, int] = {}
+        if line is not None:
+            times, _, names = line.segments
+            low, high = np.searchsorted(times, [start, first])
+            for row in range(int(low), int(high)):
+                if names[row] != NULL:
+                    begins.setdefault(line.names[names[row]], int(times[row]))
+        count = len(self._gradients)
+        found = {}
+        for at, gradient in enumerate(reversed(self._gradients)):
+            evenly = start + (first - start) * at // max(count, 1)
+            layer = gradient.name.rpartition(".")[0]
+            found[gradient.index] = begins.get(layer, evenly)
+        return found
+
+
+class _OwnTime:
+    """Maps instants of the trace to a rank's own work until then."""
+
+    def __init__(self, items: Items, work: FloatArray) -> None:
+        done = np.cumsum(work)
+        self._time = np.stack([items.begin, items.until], axis=1).ravel()
+        self._work = np.stack([done - work, done], axis=1).ravel()
+
+    def at(self, instant: int) -> float:
+        """Own work before an instant, ns."""
+        return float(np.interp(instant, self._time, self._work))
+
+
+def _exchange(op: str, ranks: IntArray, step: int) -> Exchange:
+    return Exchange(
+        op=op,
+        group="",
+        queue=NULL,
+        places=ranks,
+        bytes=0,
+        transfer=np.zeros(len(ranks)),
+        needs=None,
+        tensors=0,
+        step=step,
+    )
+
+
+def _element_bytes(gradients: Sequence[Gradient], index: int) -> int:
+    return next(each.element_bytes for each in gradients if each.index == index)
+
+
+def _busiest(transfers: Sequence[object], element_bytes: float) -> float:
+    """Bytes that the busiest rank sends or receives in a round."""
+    loads: dict[tuple[str, int], float] = {}
+    for each in transfers:
+        size = (each.stop - each.start) * element_bytes  # type: ignore[attr-defined]
+        for end in (("out", each.source), ("in", each.target)):  # type: ignore[attr-defined]
+            loads[end] = loads.get(end, 0.0) + size
+    return max(loads.values(), default=0.0)
+
+
+def _ranks_per_processor(joined: JoinedSteps) -> float:
+    """How many ranks share a processor while all of them encode; 1 if that is not known."""
+    trace = joined.trace
+    uses = host_uses(trace, joined.steady)
+    machines = Counter(trace.infos(rank)[-1].clock_domain.partition(" ")[0] for rank in trace.ranks)
+    if not uses:
+        return 1.0
+    return max(max(machines.values()) / max(use.processors for use in uses), 1.0)
+
+
+@cache
+def _codec_ns_per_element(description: CodecDescription) -> tuple[float, float]:
+    """Time to encode and to decode an element on one core of this machine, ns."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        codec = description.codec(0)
+        tensor = torch.randn(_SAMPLE // 1024, 1024, generator=torch.Generator().manual_seed(0))
+        times = []
+        for _ in range(4):
+            begin = time.perf_counter_ns()
+            payload = codec.encode(tensor, key=0)
+            middle = time.perf_counter_ns()
+            codec.decode(payload)
+            times.append((middle - begin, time.perf_counter_ns() - middle))
+    except UsageError as error:
+        raise Refused(f"its codec could not be timed: {error}") from error
+    finally:
+        torch.set_num_threads(threads)
+    encode, decode = np.median(times[1:], axis=0) / _SAMPLE
+    return float(encode), float(decode)

@@ -1,0 +1,52 @@
+"""Predictions from a real trace, and the runs that prove them: `experiments/verification.py`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import environment
+
+
+def ddltrace(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddltrace", *arguments],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.long
+def test_a_prediction_is_written_down_and_then_measured(tmp_path: Path) -> None:
+    command = (
+        "experiment verify --strategy fifo --steps 8 --repeats 1 --ledger ledger.jsonl -o runs"
+    )
+    done = ddltrace(*command.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 measured" in done.stdout
+    prediction, measurement = map(json.loads, (tmp_path / "ledger.jsonl").open())
+    assert prediction["answer"]["question"] == {"strategy": "fifo"}
+    assert prediction["time"] <= measurement["time"]
+    assert measurement["measured_us"] > 0
+    assert (tmp_path / "runs" / "before" / "ddp" / "calibration.json").is_file()
+    shown = ddltrace("experiment", "verify", "--ledger", "ledger.jsonl", "--json", cwd=tmp_path)
+    assert (
+        json.loads(shown.stdout)["measurement"]["prediction"]
+        == json.loads(shown.stdout)["prediction"]["sha256"]
+    )
+
+
+def test_two_ranks_are_calibrated(tmp_path: Path) -> None:
+    done = ddltrace("experiment", "calibrate", "--rounds", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "calibration.json").read_text())
+    assert found["library"] == "gloo"
+    assert {point["ranks"] for point in found["points"]} == {2}
+    times = [point["us"] for point in found["points"]]
+    assert times[-1] > times[0] > 0
