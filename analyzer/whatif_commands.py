@@ -109,10 +109,15 @@ def whatif(
     not hold it. Without options, the command says how well a replay of the unmodified steps gives
     back their time.
     """
-    from ddltrace.analyzer.analysis import join_steps
     from ddltrace.analyzer.open_trace import open_as_one
     from ddltrace.analyzer.whatif.calibration import read_calibration
-    from ddltrace.analyzer.whatif.questions import REFUSE, Question, WhatIf
+    from ddltrace.analyzer.whatif.questions import (
+        REFUSE,
+        Question,
+        read_faster,
+        read_straggler,
+        what_if,
+    )
     from ddltrace.tracer.extensions import require_extension
 
     question = Question(
@@ -122,8 +127,8 @@ def whatif(
         bandwidth=None if bandwidth is None else parse_bandwidth(bandwidth),
         latency=None if latency is None else parse_time(latency, "--latency"),
         without_straggler=without_straggler,
-        straggler=None if straggler is None else _straggler(straggler),
-        faster=tuple(map(_faster, faster)),
+        straggler=None if straggler is None else read_straggler(straggler),
+        faster=tuple(map(read_faster, faster)),
         batch_size=batch_size,
         accumulate=accumulate,
     )
@@ -132,7 +137,7 @@ def whatif(
             "--all and --search choose the strategies themselves: leave out --strategy"
         )
     with open_as_one(traces, None) as trace:
-        asked = WhatIf(join_steps(trace)[1])
+        asked = what_if(trace)
         if calibration is not None:
             asked.use_calibration(read_calibration(calibration))
         if abs(asked.self_replay_error) > REFUSE and not force:
@@ -159,28 +164,10 @@ def _with_strategy(question: Question, spec: str) -> Question:
     return replace(question, strategy=spec)
 
 
-def _straggler(text: str) -> tuple[int, float]:
-    rank, separator, time = text.partition("=")
-    if not separator or not rank.isdecimal():
-        raise UsageError(f"--straggler {text!r:.40}: write RANK=TIME, such as 1=40ms")
-    return int(rank), parse_time(time, "--straggler")
-
-
-def _faster(text: str) -> tuple[str, float]:
-    name, _, factor = text.rpartition("=")
-    try:
-        value = float(factor)
-    except ValueError:
-        value = 0.0
-    if not name or not 0 < value < float("inf"):
-        raise UsageError(f"--faster {text!r:.40}: write NAME=FACTOR, such as backward=1.5")
-    return name, value
-
-
 def _print(
     asked: WhatIf, answers: Sequence[Answer], traces: tuple[Location, ...], *, as_json: bool
 ) -> None:
-    from ddltrace.analyzer.whatif.questions import WARN
+    from ddltrace.analyzer.whatif.questions import WARN, describe
 
     if as_json:
         document: dict[str, Any] = {
@@ -206,7 +193,7 @@ def _print(
             click.echo(line)
     for answer in answers:
         if answer.refused is not None:
-            click.echo(f"{_text(answer)}: not known: {answer.refused}")
+            click.echo(f"{describe(answer.question)}: not known: {answer.refused}")
     if not answers:
         click.echo("ask with --bandwidth, --ranks, --strategy, ...: ddltrace whatif --help")
     elif any(answer.question.strategy is not None and not answer.refused for answer in answers):
@@ -218,11 +205,13 @@ def _print(
 
 
 def _row(answer: Answer) -> list[str]:
+    from ddltrace.analyzer.whatif.questions import describe
+
     assert answer.compute_us is not None
     assert answer.wait_us is not None
     speedup = "" if answer.speedup is None else f"{answer.speedup:.2f}"
     return [
-        _text(answer),
+        describe(answer.question),
         time_text(answer.step_us),
         f"{time_text(answer.low_us)} to {time_text(answer.high_us)}",
         speedup,
@@ -233,21 +222,3 @@ def _row(answer: Answer) -> list[str]:
 
 def _signed(us: float) -> str:
     return ("+" if us >= 0 else "-") + time_text(abs(us))
-
-
-def _text(answer: Answer) -> str:
-    """The question, as its options."""
-    parts = []
-    for name, value in answer.question.to_json().items():
-        option = name.replace("_", "-")
-        if name == "faster":
-            parts += [f"{each}={factor:g}" for each, factor in value]
-        elif name == "straggler":
-            parts.append(f"straggler {value[0]}={time_text(value[1] * 1e6)}")
-        elif name == "bandwidth":
-            parts.append(f"{value / 1e9:g} Gbit/s")
-        elif name == "latency":
-            parts.append(f"latency {time_text(value * 1e6)}")
-        else:
-            parts.append(str(value) if name == "strategy" else f"{option} {value}")
-    return ", ".join(parts)

@@ -17,6 +17,7 @@ from ddltrace.dashboard.pages import (
     critical_path_page,
     live_page,
     sql_page,
+    what_if_page,
 )
 from ddltrace.dashboard.pages.page_list import PAGES, Page, make_figure, page_at
 from ddltrace.dashboard.pages.run_routes import add_run_routes
@@ -140,6 +141,7 @@ def create_app(workspace: Workspace) -> dash.Dash:
         add_run_callbacks(app, workspace, workspace.runs)
     live_page.add_callbacks(app, workspace)
     critical_path_page.add_callbacks(app, workspace)
+    what_if_page.add_callbacks(app, workspace)
     add_routes(app.server, workspace)
     add_run_routes(app.server, workspace)
     add_error_answers(app.server)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis, Analyzed
     from ddltrace.analyzer.open_trace import Trace
     from ddltrace.analyzer.slack import SlackRow
+    from ddltrace.analyzer.whatif.questions import WhatIf
     from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 
 T = TypeVar("T")
@@ -126,6 +127,7 @@ class OpenTrace:
         self._path_lane = Lazy(self._make_path_lane)
         self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
         self._slack = Lazy(self._find_slack)
+        self._what_if = Lazy(self._make_what_if)
         self._figures: dict[str, Lazy[tuple[go.Figure | None]]] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._search_lock = threading.Lock()
@@ -160,6 +162,20 @@ class OpenTrace:
         stored = self._stored.get()[0]
         if stored is not None:
             stored.release()
+
+    def _make_what_if(self) -> WhatIf:
+        from ddltrace.analyzer.whatif.questions import what_if
+
+        return what_if(shortened(self.trace))
+
+    @property
+    def what_if(self) -> WhatIf:
+        """Answers questions about the trace's steps.
+
+        Raises:
+            TraceError: It has no steps that can be replayed.
+        """
+        return self._what_if.get()
 
     @property
     def timeline(self) -> Timeline:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ddltrace.analyzer.analysis import join_steps
 from ddltrace.analyzer.formatting.quantities import parse_bandwidth
 from ddltrace.analyzer.open_trace import open_trace
-from ddltrace.analyzer.whatif.calibration import FILE, read_calibration
-from ddltrace.analyzer.whatif.questions import Question, WhatIf
+from ddltrace.analyzer.whatif.calibration import FILE
+from ddltrace.analyzer.whatif.questions import Question, what_if
 from ddltrace.experiments import ledger
 from ddltrace.experiments.calibration import calibrate
 from ddltrace.experiments.harness.progress_bar import ProgressBar
@@ -62,9 +61,7 @@ def verify(
         network["hosts"] = settings.hosts
         if settings.bandwidth is not None:
             network["bandwidth"] = parse_bandwidth(settings.bandwidth)
-    asked = WhatIf(join_steps(open_trace(trace))[1])
-    if (trace / FILE).is_file():
-        asked.use_calibration(read_calibration(trace / FILE))
+    asked = what_if(open_trace(trace))
     recorded = settings.recorded()
     entries: list[dict[str, Any]] = [
         {
@@ -117,8 +114,7 @@ def _times(results: Results, directory: Path, spec: str) -> list[float]:
     for run in [] if row is None else row.runs:
         if run.trace is not None and run.status == "complete":
             try:
-                asked = WhatIf(join_steps(open_trace(directory / run.trace))[1])
+                found.append(what_if(open_trace(directory / run.trace)).baseline_us)
             except TraceError:
                 continue
-            found.append(asked.baseline_us)
     return found

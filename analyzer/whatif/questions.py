@@ -10,15 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ddltrace.analyzer.analysis import join_steps
 from ddltrace.analyzer.compare.run_noise import IDLE
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, length_before, union
+from ddltrace.analyzer.formatting.quantities import parse_time
+from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
+from ddltrace.analyzer.whatif.calibration import FILE, read_calibration
 from ddltrace.analyzer.whatif.costs import (
     PAYLOAD,
     Network,
@@ -36,8 +41,11 @@ from ddltrace.analyzer.whatif.program import (
     periods,
 )
 from ddltrace.analyzer.whatif.replay import Replay, Replayed
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.extensions import require_extension
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 CATEGORIES: Final = ("compute", "update", "data", "copy", "host")
 WARN: Final = 0.02
@@ -92,6 +100,51 @@ class Question:
         """The options that are given, by name."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in given.items() if value not in (None, ())}
+
+
+def read_straggler(text: str) -> tuple[int, float]:
+    """Reads ``RANK=TIME``: the rank, and seconds.
+
+    Raises:
+        UsageError: It is not of that form.
+    """
+    rank, separator, time = text.partition("=")
+    if not separator or not rank.strip().isdecimal():
+        raise UsageError(f"--straggler {text!r:.40}: write RANK=TIME, such as 1=40ms")
+    return int(rank), parse_time(time, "--straggler")
+
+
+def read_faster(text: str) -> tuple[str, float]:
+    """Reads ``NAME=FACTOR``.
+
+    Raises:
+        UsageError: It is not of that form.
+    """
+    name, _, factor = text.rpartition("=")
+    try:
+        value = float(factor)
+    except ValueError:
+        value = 0.0
+    if not name or not 0 < value < math.inf:
+        raise UsageError(f"--faster {text!r:.40}: write NAME=FACTOR, such as backward=1.5")
+    return name, value
+
+
+def describe(question: Question) -> str:
+    """A question in words, as its options."""
+    parts = []
+    for name, value in question.to_json().items():
+        if name == "faster":
+            parts += [f"{each}={factor:g}" for each, factor in value]
+        elif name == "straggler":
+            parts.append(f"straggler {value[0]}={time_text(value[1] * 1e6)}")
+        elif name == "bandwidth":
+            parts.append(f"{value / 1e9:g} Gbit/s")
+        elif name == "latency":
+            parts.append(f"latency {time_text(value * 1e6)}")
+        else:
+            parts.append(value if name == "strategy" else f"{name.replace('_', '-')} {value}")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -510,6 +563,19 @@ class WhatIf:
             transfer=exchange.transfer[places % before] * ratio,
             needs=None if exchange.needs is None else _tree(after),
         )
+
+
+def what_if(trace: Trace) -> WhatIf:
+    """Joins the steps of a trace, to ask about them; a calibration in its folder is used.
+
+    Raises:
+        TraceError: The trace has no steps that can be replayed.
+        UsageError: The file of the calibration cannot be read.
+    """
+    asked = WhatIf(join_steps(trace)[1])
+    if isinstance(trace.path, Path) and (trace.path / FILE).is_file():
+        asked.use_calibration(read_calibration(trace.path / FILE))
+    return asked
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from ddltrace.dashboard.pages import (
     traces_page,
 )
 from ddltrace.dashboard.pages.timeline_page import timeline_page
+from ddltrace.dashboard.pages.what_if_page import PATH as WHAT_IF_PATH
+from ddltrace.dashboard.pages.what_if_page import what_if_page
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _OF_ONE_TRACE: Final = frozenset(
-    ("/", "/timeline", "/critical-path", "/communication", "/tensors", "/sql")
+    ("/", "/timeline", "/critical-path", "/communication", "/tensors", WHAT_IF_PATH, "/sql")
 )
 
 
@@ -76,6 +78,7 @@ PAGES: Final = (
     Page("/critical-path", "Critical path", _of_trace(critical_path_page.critical_path_page)),
     Page("/communication", "Communication", _of_trace(communication_page.communication_page)),
     Page("/tensors", "Tensors", _of_trace(tensors_page.tensors_page)),
+    Page(WHAT_IF_PATH, "What if", _of_trace(what_if_page)),
     Page(
         "/compare",
         "Compare",

@@ -354,6 +354,23 @@ def test_a_click_on_the_critical_path_leads_to_its_event(browser: Any, address: 
     assert visit.troubles == []
 
 
+def test_a_question_is_asked_and_answered(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "what-if", viewport={"width": 700, "height": 900})
+    visit.page.get_by_label("Faster").fill("compute=2")
+    visit.page.keyboard.press("Tab")
+    visit.page.click("#what-if-ask")
+    visit.page.wait_for_selector("#what-if-result table")
+    assert "compute=2" in visit.page.locator("#what-if-result tbody").inner_text()
+    assert visit.page.locator("#what-if-result .js-plotly-plot").count() == 1
+    assert visit.fits()
+    assert visit.barriers() == []
+    visit.page.get_by_label("Faster").fill("compute")
+    visit.page.keyboard.press("Tab")
+    visit.page.click("#what-if-ask")
+    visit.page.wait_for_selector("#what-if-result .warning")
+    assert visit.troubles == []
+
+
 def test_keys_go_from_event_to_event(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "timeline").timeline()
     click_on(visit, "backward")
