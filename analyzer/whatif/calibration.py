@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
+from ddltrace.analyzer.whatif.costs import bytes_on_link, messages_in_a_row
 from ddltrace.tracer.errors import UsageError
 
 SCHEMA: Final = "ddltrace.calibration/1"
@@ -37,8 +37,8 @@ class Calibration(msgspec.Struct, frozen=True):
     created: str
     points: list[Point]
 
-    def network(self) -> Network:
-        """Overhead of a message and time of a byte, of the least relative error over all points."""
+    def overhead_ns(self) -> float:
+        """The overhead of a message, by the fit of least relative error over all points."""
         terms = np.array(
             [
                 (
@@ -49,12 +49,11 @@ class Calibration(msgspec.Struct, frozen=True):
             ]
         )
         found, *_ = np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)
-        overhead, per_byte = np.maximum(found, 0.0) * 1e3
-        return Network(float(overhead), float(per_byte), ())
+        return max(float(found[0]), 0.0) * 1e3
 
 
-def read_calibration(path: Path) -> Network:
-    """The costs of messages that a file holds.
+def read_calibration(path: Path) -> float:
+    """The overhead of a message by the file of a calibration, ns.
 
     Raises:
         UsageError: It is not a calibration.
@@ -68,4 +67,4 @@ def read_calibration(path: Path) -> Network:
         raise UsageError(
             f"{path} is not a calibration of {SCHEMA}: write one with ddltrace experiment calibrate"
         )
-    return found.network()
+    return found.overhead_ns()

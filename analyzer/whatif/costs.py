@@ -119,7 +119,12 @@ def small_overheads(joined: Joined) -> tuple[float, float, float]:
 
 
 def fit(
-    program: Program, replayed: Replayed, hosts: tuple[int, ...], small_ns: float
+    program: Program,
+    replayed: Replayed,
+    hosts: tuple[int, ...],
+    overhead_ns: float,
+    *,
+    is_measured: bool = False,
 ) -> Network | None:
     """The overhead and bandwidth that the messages of a trace had; None if it has none with sizes.
 
@@ -127,7 +132,9 @@ def fit(
         program: The program.
         replayed: Its replay with recorded transfers.
         hosts: As in `Network`.
-        small_ns: Of `small_overheads`; counts where the messages of the program are too much alike.
+        overhead_ns: Of one message, by `small_overheads` or a calibration.
+        is_measured: Whether that counts in any case; else only where the messages of the program
+            are too much alike to tell overhead from bandwidth.
     """
     rows = [
         (each, released, done)
@@ -145,27 +152,29 @@ def fit(
     time = np.maximum.reduceat(end[order], first) - begin[order][first]
     size = np.add.reduceat(size[order], first)
     count = np.add.reduceat(count[order], first)
-    overhead, per_byte = _overhead_and_rate(time, size, count, small_ns)
-    return Network(overhead, per_byte, hosts)
+    if not is_measured:
+        found = _overhead_and_rate(time, size, count)
+        if found is not None:
+            return Network(*found, hosts)
+    large = size >= size.max() / 2
+    rest = np.maximum(time[large] - overhead_ns * count[large], 0.0)
+    return Network(overhead_ns, float(np.median(rest / size[large])), hosts)
 
 
 def _overhead_and_rate(
-    time: FloatArray, size: FloatArray, count: FloatArray, otherwise: float
-) -> tuple[float, float]:
-    """Overhead of a message and time of a byte, neither negative, of the least relative error.
+    time: FloatArray, size: FloatArray, count: FloatArray
+) -> tuple[float, float] | None:
+    """Overhead of a message and time of a byte of the least relative error.
 
-    Where all times have about as many bytes for each message, they do not tell one from the other:
-    then the overhead is `otherwise`, and the rest the time of bytes.
+    None where all times have about as many bytes for each message and so do not tell one from the
+    other, or one of them would be negative.
     """
     ratio = size / count
-    if len(time) >= _LEAST and ratio.max() >= _SPREAD * ratio.min():
-        terms = np.stack([count, size], axis=1) / time[:, None]
-        weight = np.ones(len(time))
-        for _ in range(_ROUNDS):  # reweighted: the least absolute error, which outliers do not move
-            found, *_ = np.linalg.lstsq(terms * weight[:, None], weight, rcond=None)
-            weight = 1 / np.sqrt(np.maximum(np.abs(terms @ found - 1), _CLOSE))
-        if found.min() >= 0:
-            return float(found[0]), float(found[1])
-    large = size >= size.max() / 2
-    rest = np.maximum(time[large] - otherwise * count[large], 0.0)
-    return otherwise, float(np.median(rest / size[large]))
+    if len(time) < _LEAST or ratio.max() < _SPREAD * ratio.min():
+        return None
+    terms = np.stack([count, size], axis=1) / time[:, None]
+    weight = np.ones(len(time))
+    for _ in range(_ROUNDS):  # reweighted: the least absolute error, which outliers do not move
+        found, *_ = np.linalg.lstsq(terms * weight[:, None], weight, rcond=None)
+        weight = 1 / np.sqrt(np.maximum(np.abs(terms @ found - 1), _CLOSE))
+    return (float(found[0]), float(found[1])) if found.min() >= 0 else None

@@ -236,13 +236,14 @@ class WhatIf:
         """What messages cost in the trace, as far as it is known."""
         return self._networks[0] if self._networks else None
 
-    def use_calibration(self, network: Network) -> None:
-        """Takes measured costs of messages in place of those fitted to the trace.
+    def use_calibration(self, overhead_ns: float) -> None:
+        """Takes the measured overhead of a message; the time of a byte stays that of the trace.
 
         Args:
-            network: What messages cost; its hosts do not count.
+            overhead_ns: Of one message, see `Network`.
         """
-        self._networks = [replace(network, hosts=self._hosts)]
+        found = fit(self.program, self._as_is, self._hosts, overhead_ns, is_measured=True)
+        self._networks = [] if found is None else [found]
 
     def ask(self, question: Question) -> Answer:
         """Answers a question."""

@@ -90,6 +90,7 @@ def test_a_strategy_trains_as_plain_ddp_or_ends_the_job(spec: str, tmp_path: Pat
             assert distance(found, expected) <= allowed, (spec, path, found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", sampled(list(STRATEGIES), 1))
 def test_a_strategy_ends_a_job_of_remote_calls_that_train(spec: str, tmp_path: Path) -> None:
     command = on_ranks("ddp_in_rpc.py", str(tmp_path / "found"), ranks=4)

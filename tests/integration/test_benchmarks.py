@@ -64,6 +64,10 @@ TRIALS = {
     ),
     "truth": "",
     "verdicts": "--runs 2 --steps 5 --condition loaded",
+    "whatif": (
+        "--only digits:16 --bandwidth 1gbit --strategies ddp --steps 6 --repeats 1 "
+        "--page FOLDER/page.md --ledger FOLDER/ledger.jsonl --directory FOLDER/runs"
+    ),
     "whatif_speed": "--ranks 8 --messages 10 --steps 3",
     "writer_interval": "--rounds 1 --turn-s 0.5",
 }

@@ -109,6 +109,7 @@ def test_ranks_of_one_host_share_a_clock_and_it_is_known(tmp_path: Path) -> None
     assert abs(samples[0]["offset_ns"]) <= samples[0]["rtt_ns"] / 2 + 1_000
 
 
+@pytest.mark.long
 @needs_namespace
 @pytest.mark.parametrize("shift", [7, -3])
 def test_an_offset_of_seconds_is_found(tmp_path: Path, shift: int) -> None:
@@ -120,6 +121,7 @@ def test_an_offset_of_seconds_is_found(tmp_path: Path, shift: int) -> None:
     assert infos[0].clock_domain != infos[1].clock_domain
 
 
+@pytest.mark.long
 @needs_faketime
 @pytest.mark.parametrize("ppm", sampled([50, -50], 1))
 def test_a_drift_is_found(tmp_path: Path, ppm: int) -> None:
@@ -130,6 +132,7 @@ def test_a_drift_is_found(tmp_path: Path, ppm: int) -> None:
     assert "interposed" in read_run(tmp_path / "trace").ranks[1].clock_domain
 
 
+@pytest.mark.long
 @needs_faketime
 @needs_namespace
 def test_ranks_on_three_clocks_with_a_drifting_rank_zero(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_of_a_sparse_tensor_is_told_what_was_sent(tmp_path: Path) -> None:
         assert list(found.bytes) == [count * (8 + 4) for count in range(2, 6)]
 
 
+@pytest.mark.long
 def test_children_forked_while_gloo_works_can_train(tmp_path: Path) -> None:
     """Gloo's threads hold no lock that a child would wait for."""
     (tmp_path / "job.py").write_text(FORKS)

@@ -54,6 +54,7 @@ def lines(command: list[str], cwd: Path, timeout: float = 280) -> list[dict[str,
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_every_way_to_end_ends_as_untraced(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "exits.py")]
     traces = tmp_path / "traces"
@@ -121,6 +122,7 @@ def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
             assert death["sure"] <= updates <= death["steps"] + 1, (death, reading)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600 if all_cases() else 300)
 def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path) -> None:
     """Breaks a sample of the tracer's functions; all of them under ``dev.py test --all``."""

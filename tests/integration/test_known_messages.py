@@ -58,6 +58,7 @@ def record(
 
 
 @pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "steps"), sampled([("alone", 40), ("beside", 40), ("full", 1800)], 2)
 )

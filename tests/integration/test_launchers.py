@@ -151,6 +151,7 @@ def run_two_nodes(tmp_path: Path, traces: tuple[Path, Path]) -> list[Done]:
     ]
 
 
+@pytest.mark.long
 def test_two_nodes_in_one_shared_directory(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     for done in run_two_nodes(tmp_path, (trace, trace)):

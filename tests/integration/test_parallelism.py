@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from support.jobs import DDLTRACE, LAUNCH_RANKS, environment
 
 from ddltrace.analyzer.open_trace import open_trace
@@ -17,6 +18,7 @@ SPLITS = [
 ]
 
 
+@pytest.mark.long
 def test_every_split_has_the_losses_of_data_parallelism(tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     launch = [DDLTRACE[0], str(LAUNCH_RANKS), "2", str(JOB), str(output), *SPLITS]

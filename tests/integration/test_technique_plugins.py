@@ -80,6 +80,7 @@ def ddltrace(*arguments: str, timeout: float = 240) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+@pytest.mark.long
 def test_the_example_runs_on_two_ranks_and_is_recorded(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = ddltrace(
@@ -101,6 +102,7 @@ def test_the_example_runs_on_two_ranks_and_is_recorded(tmp_path: Path) -> None:
     assert run["labels"]["techniques"] == [record]
 
 
+@pytest.mark.long
 def test_schedules_architectures_and_optimizer_rules_are_executed(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "out"
     file.write_text(OTHER_AXES, encoding="utf-8")

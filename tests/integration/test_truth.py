@@ -14,6 +14,7 @@ from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
 
 
+@pytest.mark.long
 def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:
     done = run(traced(tmp_path / "trace", on_ranks("profiled.py", str(tmp_path))), cwd=tmp_path)
     assert done.status == 0, done.stderr

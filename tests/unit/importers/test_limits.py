@@ -156,6 +156,7 @@ def test_steps_that_overlap_are_annotations(tmp_path: Path) -> None:
     assert open_trace(kineto(tmp_path / "b.json", few)).analyze().trace.steps == 100
 
 
+@pytest.mark.long
 def test_more_threads_and_groups_than_a_column_counts(tmp_path: Path) -> None:
     events = [mark("Optimizer.step#A", n * 10, 5, tid=n) for n in range(40_000)]
     facts = open_trace(kineto(tmp_path / "a.json", events)).analyze().trace
