@@ -124,7 +124,8 @@ def measurement(
         The line: ``error`` is predicted / measured - 1; ``noise`` is the largest difference of a
         run from the median of its row, as a share, over both rows; ``covered`` whether the interval
         contains the median; ``sign_right`` whether faster or slower than the baseline was right,
-        null where the measured difference is within the noise.
+        null where the measured difference is within the noise, or the baseline of the prediction
+        ran on another network.
     """
     median, before = float(np.median(runs_us)), float(np.median(baseline_us))
     noise = max(
@@ -133,6 +134,7 @@ def measurement(
     change = median / before - 1
     answer = prediction["answer"]
     predicted_change = answer["step_us"] / prediction["baseline_us"] - 1
+    undecided = abs(change) <= noise or "hosts" in answer["question"]
     return {
         "kind": "measurement",
         "prediction": sha256,
@@ -142,7 +144,7 @@ def measurement(
         "error": answer["step_us"] / median - 1,
         "noise": noise,
         "covered": answer["low_us"] <= median <= answer["high_us"],
-        "sign_right": None if abs(change) <= noise else (change < 0) == (predicted_change < 0),
+        "sign_right": None if undecided else (change < 0) == (predicted_change < 0),
     }
 
 

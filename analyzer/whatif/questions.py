@@ -318,12 +318,12 @@ class WhatIf:
         for number, network in enumerate(self._networks):
             before = _Case(self.program, [items.work for items in self.program.items], network)
             fitted = self._step_us(before, self._replay(before))
-            least, most = self._ns_per_byte(question, network)
+            likely, least, most = self._ns_per_byte(question, network)
             overhead, latency = network.overhead_ns, 0.0
             if question.latency is not None:
                 overhead, latency = 0.0, question.latency * 1e9
             rates = [least * (1 - spread), most * (1 + spread)]
-            for per_byte in ([(least + most) / 2] if number == 0 else []) + rates:
+            for per_byte in ([likely] if number == 0 else []) + rates:
                 asked = replace(case, network=Network(overhead, per_byte, hosts, latency))
                 replays.append(self._replay(asked))
                 times.append(self._step_us(case, replays[-1]) * self.baseline_us / fitted)
@@ -333,8 +333,8 @@ class WhatIf:
         times.append(times[0] + case.more_us)
         return self._with_interval(question, case, replays[0], times)
 
-    def _ns_per_byte(self, question: Question, network: Network) -> tuple[float, float]:
-        """The least and the most that a byte costs on the links.
+    def _ns_per_byte(self, question: Question, network: Network) -> tuple[float, float, float]:
+        """What a byte costs on the links: likely, at least and at most, ns.
 
         The fitted cost contains what processors spend on it, and on several hosts the link that the
         trace was recorded on. How much of it is which is not known, nor how much of the former is
@@ -342,11 +342,11 @@ class WhatIf:
         """
         fitted = network.ns_per_byte
         if question.bandwidth is None:
-            return fitted, fitted
+            return fitted, fitted, fitted
         wire = 8e9 / (question.bandwidth * PAYLOAD)
         if len(set(self._hosts)) == 1:
-            return max(wire, fitted), wire + fitted
-        return wire, wire + fitted / 2
+            return max(wire, fitted) + min(wire, fitted) / 2, max(wire, fitted), wire + fitted
+        return wire, wire, wire + fitted / 2
 
     def _replay(self, case: _Case) -> Replayed:
         try:

@@ -1,0 +1,240 @@
+"""Predicts strategies and networks, runs them, and writes docs/whatif-accuracy.md from the ledger.
+
+    sudo python benchmarks/whatif.py --minutes 140                 goes on where it stopped
+    sudo python benchmarks/whatif.py --report-only
+    sudo python benchmarks/whatif.py --only digits:16 --bandwidth 1gbit --strategies ddp \
+        --steps 6 --repeats 1 --page page.md --ledger ledger.jsonl --directory runs     a trial
+
+Each case is a workload on a paced network of 4 hosts: strategies are predicted from a run of `ddp`
+on the same network, and the job on each other network from the same trace. Predictions are in the
+ledger before the runs begin. Needs root and iproute2 for the network. Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ddltrace.experiments import ledger
+
+ROOT = Path(__file__).resolve().parents[1]
+HOSTS = 4
+WORKLOADS = ("digits:48", "digits:24", "digits:96", "gpt:64", "vgg:16")
+BANDWIDTHS = ("400mbit", "200mbit", "1gbit")
+STRATEGIES = (
+    *("ddp:bucket_mb=1", "ddp:bucket_mb=0.5", "wfbp", "fifo", "bf16", "fp16", "int8"),
+    *("p3", "tictac", "bytescheduler", "ring", "halving_doubling", "topk:density=0.01+feedback"),
+)
+
+
+def main() -> None:
+    """Makes the missing cases and writes the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=140.0)
+    parser.add_argument("--only", action="append", metavar="WORKLOAD:WIDTH")
+    parser.add_argument("--bandwidth", action="append")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--directory", type=Path, default=Path("whatif-benchmark"))
+    parser.add_argument("--ledger", type=Path, default=ROOT / "benchmarks" / "whatif-ledger.jsonl")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "whatif-accuracy.md")
+    parser.add_argument("--report-only", action="store_true")
+    options = parser.parse_args()
+    until = time.monotonic() + options.minutes * 60
+    made = _made(options.ledger)
+    for workload in [] if options.report_only else options.only or WORKLOADS:
+        traces: dict[str, Path] = {}
+        for bandwidth in options.bandwidth or BANDWIDTHS:
+            folder = options.directory / f"{workload.replace(':', '-')}-{bandwidth}"
+            traces[bandwidth] = folder / "before" / "ddp"
+            if time.monotonic() < until and (workload, bandwidth, bandwidth) not in made:
+                _verify(
+                    options,
+                    workload,
+                    bandwidth,
+                    strategies=options.strategies,
+                    folder=folder,
+                    trace=None,
+                )
+        for source, target in [(a, b) for a in traces for b in traces if a != b]:
+            new = (workload, source, target) not in made
+            if time.monotonic() < until and new and traces[source].is_dir():
+                folder = options.directory / f"{workload.replace(':', '-')}-{source}-to-{target}"
+                _verify(
+                    options,
+                    workload,
+                    target,
+                    strategies=["ddp", "bf16"],
+                    folder=folder,
+                    trace=traces[source],
+                )
+    text = page(ledger.read(options.ledger))
+    options.page.write_text(text, encoding="utf-8")
+    print(f"wrote {options.page}")
+
+
+def _made(path: Path) -> set[tuple[str, str, str]]:
+    """Workload, network of the trace and network of the runs of the cases in the ledger."""
+    found = set()
+    for pair in ledger.pairs(ledger.read(path)) if path.exists() else []:
+        settings = pair.prediction["settings"]
+        if pair.measurement is not None:
+            workload = f"{settings['workload']}:{settings['width']}"
+            found.add((workload, _source(pair), settings["bandwidth"]))
+    return found
+
+
+def _source(pair: ledger.Pair) -> str:
+    """The bandwidth on which the trace was recorded: part of its folder's name."""
+    folder = Path(pair.prediction["trace"]).parents[1].name
+    return folder.rpartition("-")[2]
+
+
+def _verify(
+    options: argparse.Namespace,
+    workload: str,
+    bandwidth: str,
+    *,
+    strategies: Sequence[str],
+    folder: Path,
+    trace: Path | None,
+) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    name, _, width = workload.partition(":")
+    command = [
+        *(sys.executable, "-m", "ddltrace", "experiment", "verify", "--hosts", str(HOSTS)),
+        *("--bandwidth", bandwidth, "--workload", name, "--width", width),
+        *("--steps", str(options.steps), "--repeats", str(options.repeats)),
+        *("--ledger", str(options.ledger), "-o", str(folder)),
+        *(part for spec in strategies for part in ("--strategy", spec)),
+        *(() if trace is None else ("--trace", str(trace))),
+    ]
+    print(
+        f"== {workload} on {bandwidth}" + ("" if trace is None else f", from {trace}"), flush=True
+    )
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        print(f"not measured, exit status {status}", file=sys.stderr)
+
+
+def page(lines: Sequence[dict[str, object]]) -> str:
+    """The page of all rows of a ledger."""
+    pairs = ledger.pairs(lines)
+    rows = [pair for pair in pairs if pair.measurement is not None]
+    refused = [pair for pair in pairs if pair.prediction["answer"]["refused"] is not None]
+    open_ = len(pairs) - len(rows) - len(refused)
+    text = [
+        "# How good the predictions are",
+        "",
+        "Written by `benchmarks/whatif.py` from the ledger `benchmarks/whatif-ledger.jsonl`, in "
+        "which each prediction was written down before its runs; see [whatif.md](whatif.md).",
+        "",
+        f"{len(rows)} predictions were measured, {len(refused)} questions were refused, {open_} "
+        "were predicted only. All on emulated links between 4 hosts that share the two processors "
+        "of one machine, with Gloo. A star marks a time outside of its interval.",
+        "",
+    ]
+    if rows:
+        text += _overview(rows)
+        text += ["## All rows", ""]
+        text += [
+            "| date | job | strategy | trace from | predicted, ms | measured, ms | error | noise |"
+        ]
+        text += ["|---|---|---|---|---|---|---|---|"]
+        text += [_row(pair) for pair in rows]
+        text.append("")
+    if refused:
+        text += ["## Refused", ""]
+        reasons = {
+            (
+                pair.prediction["answer"]["question"]["strategy"],
+                pair.prediction["answer"]["refused"],
+            )
+            for pair in refused
+        }
+        text += [f"- `{spec}`: {reason}" for spec, reason in sorted(reasons)]
+        text.append("")
+    return "\n".join(text)
+
+
+def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
+    text = [
+        "| predictions | rows | median error | 90th percentile | sign right | in the interval |",
+        "|---|---|---|---|---|---|",
+    ]
+    kinds = {
+        "same network, DDP's buckets": [row for row in rows if _kind(row) == "bucket"],
+        "same network, another schedule": [row for row in rows if _kind(row) == "schedule"],
+        "same network, a codec": [row for row in rows if _kind(row) == "codec"],
+        "same network, an architecture": [row for row in rows if _kind(row) == "architecture"],
+        "another network": [row for row in rows if _kind(row) == "network"],
+        "all": list(rows),
+    }
+    for name, mine in kinds.items():
+        if mine:
+            text.append(f"| {name} | {_numbers([_measured(row) for row in mine])} |")
+    nothing = [
+        {"error": pair.prediction["baseline_us"] / measured["measured_us"] - 1, "sign_right": None}
+        for pair in rows
+        if (measured := pair.measurement) is not None
+    ]
+    text.append(f'| for comparison: "nothing changes" | {_numbers(nothing)} |')
+    return [*text, ""]
+
+
+def _measured(pair: ledger.Pair) -> dict[str, object]:
+    """What was measured; on another network than the baseline's, no sign counts."""
+    found = dict(pair.measurement or {})
+    return {**found, "sign_right": None} if _kind(pair) == "network" else found
+
+
+def _numbers(found: Sequence[dict[str, object]]) -> str:
+    errors = np.abs([float(str(each["error"])) for each in found])
+    signs = [each["sign_right"] for each in found if each["sign_right"] is not None]
+    covered = [each["covered"] for each in found if "covered" in each]
+    sign = f"{sum(map(bool, signs))} of {len(signs)}" if signs else ""
+    inside = f"{sum(map(bool, covered))} of {len(covered)}" if covered else ""
+    middle, most = np.median(errors), np.quantile(errors, 0.9)
+    return f"{len(found)} | {middle:.1%} | {most:.1%} | {sign} | {inside}"
+
+
+def _kind(pair: ledger.Pair) -> str:
+    spec = pair.prediction["answer"]["question"]["strategy"]
+    if _source(pair) != pair.prediction["settings"]["bandwidth"]:
+        return "network"
+    if spec.startswith("ddp"):
+        return "bucket"
+    if spec.split(":")[0] in ("ring", "halving_doubling", "tree", "double_tree", "mesh", "ps"):
+        return "architecture"
+    schedules = ("fifo", "wfbp", "p3", "tictac", "bytescheduler", "mgwfbp", "odsgd")
+    return "schedule" if spec.split(":")[0] in schedules else "codec"
+
+
+def _row(pair: ledger.Pair) -> str:
+    measured, answer = pair.measurement, pair.prediction["answer"]
+    settings = pair.prediction["settings"]
+    assert measured is not None
+    job = f"{settings['workload']} {settings['width']}, {settings['bandwidth']}"
+    low, high = answer["low_us"] / 1e3, answer["high_us"] / 1e3
+    mark = "" if measured["covered"] else " *"
+    return (
+        f"| {measured['time'][:10]} | {job} | `{answer['question']['strategy']}` | {_source(pair)} "
+        f"| {answer['step_us'] / 1e3:.1f} ({low:.1f} to {high:.1f}){mark} "
+        f"| {measured['measured_us'] / 1e3:.1f} | {measured['error']:+.1%} "
+        f"| {measured['noise']:.1%} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
