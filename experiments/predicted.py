@@ -70,7 +70,9 @@ def apply(
     program: Program,
     work: list[FloatArray],
     spec: str,
+    *,
     network: Network | None,
+    ranks: int,
 ) -> Edit:
     """Replaces the gradient messages of a program by those of a strategy.
 
@@ -80,6 +82,7 @@ def apply(
         work: Own work before each item of each rank.
         spec: The strategy.
         network: What messages cost.
+        ranks: How many ranks exchange the messages: the program is resized afterwards.
 
     Raises:
         Refused: The trace does not hold what the strategy would do to the job.
@@ -91,7 +94,13 @@ def apply(
     if network is None:
         raise Refused("the trace holds no sizes of messages: what messages cost is not known")
     return _Exchanged(
-        joined, program, work=work, strategy=strategy, gradients=gradients, network=network
+        joined,
+        program,
+        work=work,
+        strategy=strategy,
+        gradients=gradients,
+        network=network,
+        ranks=ranks,
     ).edit()
 
 
@@ -263,10 +272,11 @@ class _Exchanged:
         strategy: Strategy,
         gradients: list[Gradient],
         network: Network,
+        ranks: int,
     ) -> None:
         self._joined, self._program, self._work = joined, program, work
         self._strategy, self._gradients = strategy, gradients
-        ranks = len(program.ranks)
+        self._ranks = ranks
         schedule = strategy.schedule
         if schedule.timed_steps:
             rounds = 2 * (ranks - 1)
@@ -327,7 +337,7 @@ class _Exchanged:
         return len(self._costs) * _ENGINE_US + (_SLOWER_CODEC - 1) * codec_us
 
     def _cost(self, message: Message, codec: CodecDescription | None) -> _Cost:
-        ranks = len(self._program.ranks)
+        ranks = self._ranks
         architecture = self._strategy.architecture
         if codec is not None:
             sent = sum(

@@ -449,7 +449,8 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
 Examples:
   ddltrace doctor
   ddltrace doctor --python /opt/conda/bin/python
-  NCCL_PROFILER_PLUGIN=$(ddltrace doctor --nccl-plugin) DDLTRACE_NCCL_DIR=rings torchrun train.py"""
+  NCCL_PROFILER_PLUGIN=$(ddltrace doctor --nccl-plugin) DDLTRACE_NCCL_DIR=rings torchrun train.py
+  ddltrace doctor --nccl-switch first-trace coll,p2p,kernel_ch"""
 )
 @click.option(
     "--python",
@@ -462,7 +463,14 @@ Examples:
     is_flag=True,
     help="Print the path of the plugin that NCCL loads to record its events, and nothing else.",
 )
-def doctor(interpreter: str, nccl_plugin: bool) -> int:
+@click.option(
+    "--nccl-switch",
+    type=(click.Path(exists=True, file_okay=False, path_type=Path), str),
+    metavar="DIRECTORY KINDS",
+    help="Change the kinds of NCCL's events that a running job records into a directory, as "
+    "--nccl-events names them, and do nothing else.",
+)
+def doctor(interpreter: str, *, nccl_plugin: bool, nccl_switch: tuple[Path, str] | None) -> int:
     """Check what can be recorded on this machine.
 
     Exits with 1 if jobs of the given interpreter cannot be traced.
@@ -471,6 +479,11 @@ def doctor(interpreter: str, nccl_plugin: bool) -> int:
         from ddltrace.tracer.nccl import library
 
         click.echo(library.find())
+        return 0
+    if nccl_switch is not None:
+        from ddltrace.tracer.nccl.job_rings import switch_events
+
+        say(f"rings whose events were changed: {switch_events(*nccl_switch)}")
         return 0
     from ddltrace.tracer.launch.doctor import examine
 

@@ -214,6 +214,8 @@ def _exchanges(
     whole = messages.end - messages.start
     transfer = np.where(transfer == NULL, whole, np.maximum(transfer, 0)).astype(np.float64)
     pairs = _needs(joined, graph)
+    alone = np.zeros(count, dtype=bool)
+    alone[list(pairs)] = True
     found = np.full(count, NULL)
     exchanges: list[Exchange] = []
     for low, high in zip(begins.tolist(), [*begins[1:].tolist(), len(rows)], strict=True):
@@ -236,7 +238,7 @@ def _exchanges(
                 places=place[mine],
                 bytes=max(size, 0),
                 transfer=transfer[mine],
-                needs=_pairs_of(mine, pairs),
+                needs=_pairs_of(mine, pairs) if alone[mine].any() else None,
                 tensors=int(messages.tensor_count[mine].max()),
                 step=int(step),
             )
@@ -272,7 +274,7 @@ def _in_flight(
     return found
 
 
-def _needs(joined: Joined, graph: Graph) -> dict[int, list[int]] | None:
+def _needs(joined: Joined, graph: Graph) -> dict[int, list[int]]:
     """Row -> the other rows that it needs, for messages that do not need all ranks."""
     found: dict[int, list[int]] = {}
     own = np.flatnonzero((graph.join != NULL) & (joined.is_single | joined.messages.is_p2p))
@@ -285,9 +287,8 @@ def _needs(joined: Joined, graph: Graph) -> dict[int, list[int]] | None:
     return found
 
 
-def _pairs_of(rows: IntArray, needs: Mapping[int, list[int]] | None) -> IntArray | None:
-    if needs is None or not any(row in needs for row in rows.tolist()):
-        return None
+def _pairs_of(rows: IntArray, needs: Mapping[int, list[int]]) -> IntArray:
+    """Which parts of an exchange need which others, as `Exchange.needs`."""
     member = {row: place for place, row in enumerate(rows.tolist())}
     pairs = [
         (member[row], member[other])

@@ -270,7 +270,12 @@ class WhatIf:
         if question.strategy is not None:
             strategies = require_extension("whatif", "--strategy")
             edit = strategies.apply(
-                self._joined, self.program, work, question.strategy, self.network
+                self._joined,
+                self.program,
+                work,
+                question.strategy,
+                network=self.network,
+                ranks=question.ranks or len(self.program.ranks),
             )
         program, work = edit.program, edit.work
         hosts, spread = self._hosts, 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import shutil
-import struct
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -14,12 +13,12 @@ import pytest
 from support.nccl_host import VERSIONS, Host, build_host, host_environment, rings_of
 
 from ddltrace.analyzer.nccl.ring_file import read_ring
+from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.nccl.event_kinds import KINDS
-from ddltrace.tracer.trace.trace_files import RING_PATTERN
+from ddltrace.tracer.nccl.job_rings import switch_events
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
-_CONTROL_AT = 152  # of the control word in a ring
 _EVERYTHING = "0xffff"
 _FAILED = ("Sanitizer", "runtime error")
 
@@ -247,20 +246,18 @@ def test_the_mask_is_switched_while_the_job_runs(host: Host, tmp_path: Path) -> 
         job.stdin.flush()
         return int(job.stdout.readline())
 
-    def switch(mask: int) -> None:
-        (path,) = tmp_path.glob(RING_PATTERN)
-        with path.open("r+b") as file:
-            file.seek(_CONTROL_AT)
-            file.write(struct.pack("<I", mask))
-
     coll, step = 1 << KINDS.index("coll"), 1 << KINDS.index("proxy_step")
     assert advance() == 1
-    switch(coll)
+    assert switch_events(tmp_path, "coll") == 1
     assert advance() == coll | 1
-    switch(0)
+    switch_events(tmp_path, "0x0")
     assert advance() == 1  # one kind stays on in NCCL, so that the plugin is still called
-    switch(step)
+    switch_events(tmp_path, "proxy_step")
     assert advance() == step | 1
+    with pytest.raises(UsageError, match="no kind of event"):
+        switch_events(tmp_path, "nothing")
+    with pytest.raises(UsageError, match="no ring"):
+        switch_events(tmp_path / "missing", "coll")
     job.stdin.close()
     assert job.wait(timeout=60) == 0
     counts = Counter(row["kind"] for row in rows_of(tmp_path))

@@ -24,6 +24,9 @@ _KINDS: Final = frozenset({*KINDS, "default"})
 _HEAD: Final = struct.Struct("<8sIII8xI")
 _CAPACITY_AT: Final = 16
 _CLAIMED_AT: Final = 160
+_CONTROL_AT: Final = 152
+_MAGIC: Final = b"DDLNCCL\n"
+_NOT_BY_DEFAULT: Final = frozenset({"proxy_ctrl", "kernel_phase"})
 _LEAST_RECORDS: Final = 16
 
 
@@ -67,6 +70,40 @@ def plugin_environment(events: str, environment: Mapping[str, str] = os.environ)
     return {_PLUGIN: str(plugin), "DDLTRACE_NCCL_EVENTS": events}
 
 
+def switch_events(directory: Path, events: str) -> int:
+    """Changes the kinds of events that running processes record, from NCCL's next operation on.
+
+    Args:
+        directory: The trace, or the folder of the rings.
+        events: The kinds, see `check_events`.
+
+    Returns:
+        The number of rings.
+
+    Raises:
+        UsageError: One of the kinds does not exist, or the folder has no ring.
+    """
+    check_events(events)
+    if events.lower().startswith("0x") or events.isdecimal():
+        mask = int(events, 0)
+    else:
+        names = set(events.split(","))
+        if "default" in names:
+            names |= set(KINDS) - _NOT_BY_DEFAULT
+        mask = sum(1 << bit for bit, name in enumerate(KINDS) if name in names)
+    count = 0
+    for path in directory.glob(RING_PATTERN):
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "r+b") as file:
+            if file.read(len(_MAGIC)) == _MAGIC:
+                file.seek(_CONTROL_AT)
+                file.write(struct.pack("<I", mask))
+                count += 1
+    if not count:
+        raise UsageError(f"{directory} has no ring of a job that runs with ddltrace run --nccl")
+    return count
+
+
 def shorten_rings(directory: Path) -> None:
     """Cuts off the unused records of the rings of a job that has ended."""
     for path in directory.glob(RING_PATTERN):
@@ -81,7 +118,7 @@ def _shorten(path: Path) -> None:
         magic, version, record_bytes, capacity, records_at = _HEAD.unpack_from(head)
         (claimed,) = struct.unpack_from("<Q", head, _CLAIMED_AT)
         kept = max(claimed, _LEAST_RECORDS)
-        if magic != b"DDLNCCL\n" or version != 1 or kept >= capacity:
+        if magic != _MAGIC or version != 1 or kept >= capacity:
             return
         # First the number: a reader at this moment sees a file that is longer than necessary.
         file.seek(_CAPACITY_AT)
