@@ -361,7 +361,7 @@ def test_a_question_is_asked_and_answered(browser: Any, address: str) -> None:
     visit.page.click("#what-if-ask")
     visit.page.wait_for_selector("#what-if-result table")
     assert "compute=2" in visit.page.locator("#what-if-result tbody").inner_text()
-    assert visit.page.locator("#what-if-result .js-plotly-plot").count() == 1
+    visit.page.wait_for_selector("#what-if-result .js-plotly-plot .main-svg")
     assert visit.fits()
     assert visit.barriers() == []
     visit.page.get_by_label("Faster").fill("compute")
