@@ -45,6 +45,8 @@ class Terminal:
         self.log.touch()
         self.pid, self.descriptor = pty.fork()
         if self.pid == 0:
+            # Below `nohup`, the tests themselves ignore it, and so would all of these processes.
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             os.execvp(command[0], command)
         self.job = int(self.wait_for(r"ready (\d+)"))
 
