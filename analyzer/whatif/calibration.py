@@ -1,7 +1,7 @@
 """What ``ddltrace experiment calibrate`` has measured: the costs of messages on a machine.
 
-The file is JSON: ``schema`` (``ddltrace.calibration/1``), ``library``, ``ranks``, ``created``,
-``points``: the median time of an all_reduce of each size on each number of ranks, as objects with
+The file is JSON: ``schema`` (``ddltrace.calibration/1``), ``library``, ``created`` and ``points``,
+the median time of an all_reduce of each size on each number of ranks, as objects with
 ``ranks``, ``bytes``, ``us``.
 """
 
