@@ -11,7 +11,7 @@ import click
 
 from ddltrace.analyzer.formatting.quantities import parse_bandwidth, parse_time
 from ddltrace.analyzer.formatting.text_table import render
-from ddltrace.analyzer.formatting.units import share_text, time_text
+from ddltrace.analyzer.formatting.units import counted, share_text, time_text
 from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.storage.location import Location
@@ -180,8 +180,8 @@ def _print(
         return
     click.echo(
         f"{time_text(asked.baseline_us)} per step in the trace "
-        f"(median of {len(asked.program.steps) - 1} steps); a replay of them as they are differs "
-        f"by {share_text(abs(asked.self_replay_error))}"
+        f"(median of {counted(len(asked.program.steps) - 1, 'step')}); a replay of them as they "
+        f"are differs by {share_text(abs(asked.self_replay_error))}"
     )
     if abs(asked.self_replay_error) > WARN:
         click.echo("warning: more than 2 %: answers are that much less certain")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
@@ -218,7 +219,7 @@ def _exchanges(
     alone[list(pairs)] = True
     found = np.full(count, NULL)
     exchanges: list[Exchange] = []
-    for low, high in zip(begins.tolist(), [*begins[1:].tolist(), len(rows)], strict=True):
+    for low, high in pairwise([*begins.tolist(), len(rows)]):
         mine = rows[low:high]
         # A rank that takes part twice was recorded wrongly; its first part counts.
         mine = mine[np.append(True, np.diff(place[mine]) != 0)]

@@ -311,6 +311,16 @@ def test_every_strategy_has_an_answer():
     assert len(json.loads(searched.output)["answers"]) == 10
 
 
+def test_a_rank_alone(build_class):
+    program = [[]]
+    for step in range(STEPS):
+        program[0] += [programs.Op("work", "net", "compute", 500), programs.Op("step", str(step))]
+    asked = _asked(build_class, program)
+    assert asked.ask(Question(faster=(("compute", 2.0),))).step_us == pytest.approx(250)
+    assert "one rank" in asked.ask(Question(ranks=2)).refused
+    assert "no sizes of messages" in asked.ask(Question(bandwidth=1e9, hosts=1)).refused
+
+
 def test_the_batch_size_of_a_command():
     assert batch_size_of(["train.py", "--batch-size", "16"]) == 16
     assert batch_size_of(["train.py", "--batch_size=8"]) == 8
