@@ -19,7 +19,7 @@ from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.whatif.questions import Answer, Question, WhatIf
+    from ddltrace.analyzer.whatif.questions import Answer, WhatIf
 
 without_pandas()  # only the command line imports this module
 
@@ -145,28 +145,18 @@ def whatif(
                 f"a replay of the unmodified steps is {share_text(asked.self_replay_error)} off: "
                 "the trace does not explain its own steps (--force answers nevertheless)"
             )
-        questions = [question] if question.to_json() else []
         if every or search:
-            edit = require_extension("whatif", "--all" if every else "--search")
-            specs = edit.applicable(asked) if every else edit.settings(asked, search)
-            questions = [_with_strategy(question, spec) for spec in specs]
-        answers = [asked.ask(each) for each in questions]
-    if len(answers) > 1:
-        answers.sort(key=lambda answer: (answer.refused is not None, answer.step_us or 0.0))
-    _print(asked, answers, traces, as_json=as_json)
+            strategies = require_extension("whatif", "--all" if every else "--search")
+            specs = strategies.applicable() if every else strategies.settings(search)
+            answers = asked.ask_strategies(question, specs)
+        else:
+            answers = [asked.ask(question)] if question.to_json() else []
+    _print(asked, answers, as_json=as_json)
     if len(answers) == 1 and answers[0].refused is not None:
         raise click.exceptions.Exit(1)
 
 
-def _with_strategy(question: Question, spec: str) -> Question:
-    from dataclasses import replace
-
-    return replace(question, strategy=spec)
-
-
-def _print(
-    asked: WhatIf, answers: Sequence[Answer], traces: tuple[Location, ...], *, as_json: bool
-) -> None:
+def _print(asked: WhatIf, answers: Sequence[Answer], *, as_json: bool) -> None:
     from ddltrace.analyzer.whatif.questions import WARN, describe
 
     if as_json:

@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from ddltrace.experiments import ledger
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.strategy.spec import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = 4
@@ -194,7 +196,10 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
 
 
 def _measured(pair: ledger.Pair) -> dict[str, object]:
-    """What was measured; on another network than the baseline's, no sign counts."""
+    """What was measured; on another network than the baseline's, no sign counts.
+
+    Early lines of the ledger have one there.
+    """
     found = dict(pair.measurement or {})
     return {**found, "sign_right": None} if _kind(pair) == "network" else found
 
@@ -210,15 +215,16 @@ def _numbers(found: Sequence[dict[str, object]]) -> str:
 
 
 def _kind(pair: ledger.Pair) -> str:
+    """What a row predicts: another network, or what differs from DDP on the same one."""
     spec = pair.prediction["answer"]["question"]["strategy"]
     if _source(pair) != pair.prediction["settings"]["bandwidth"]:
         return "network"
-    if spec.startswith("ddp"):
-        return "bucket"
-    if spec.split(":")[0] in ("ring", "halving_doubling", "tree", "double_tree", "mesh", "ps"):
+    strategy = parse(spec)
+    if strategy.encodes:
+        return "codec"
+    if strategy.architecture is not None:
         return "architecture"
-    schedules = ("fifo", "wfbp", "p3", "tictac", "bytescheduler", "mgwfbp", "odsgd")
-    return "schedule" if spec.split(":")[0] in schedules else "codec"
+    return "bucket" if isinstance(strategy.schedule, DdpBuckets) else "schedule"
 
 
 def _row(pair: ledger.Pair) -> str:

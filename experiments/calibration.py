@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.analyzer.whatif.calibration import SCHEMA
-from ddltrace.experiments.harness.job_process import ranks_launcher, run_job
+from ddltrace.experiments.harness.job_process import last_lines, ranks_launcher, run_job
 from ddltrace.tracer.errors import DdltraceError
 
 SIZES: Final = tuple(1 << power for power in range(10, 25, 2))
 """Bytes of the vectors: 1 KiB to 16 MiB."""
 
 _WARMUP: Final = 2
-_LAST_LINES: Final = 3
 
 
 def calibrate(
@@ -50,9 +49,8 @@ def calibrate(
         if end.timed_out:
             raise DdltraceError(f"the calibration did not end within {timeout_s:g} s")
         if end.status != 0 or not output.exists():
-            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-            last = " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
-            raise DdltraceError(f"the calibration failed, exit status {end.status}: {last:.300}")
+            reason = f"exit status {end.status}: {last_lines(log):.300}"
+            raise DdltraceError(f"the calibration failed, {reason}")
         found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"schema": SCHEMA, "created": created, **found}

@@ -89,6 +89,21 @@ def _defaults(name: str) -> str:
     return "; ".join(f"{', '.join(names)}: {value}" for value, names in values.items())
 
 
+_WORKLOAD = click.option(
+    "--workload",
+    type=click.Choice(list(WORKLOADS)),
+    default="digits",
+    show_default=True,
+    help=_WORKLOAD_HELP,
+)
+_WIDTH = click.option(
+    "--width",
+    type=click.IntRange(1, 1024),
+    help="Size of the model: bytes to send and computation grow with its square.  "
+    f"[default: {_defaults('width')}]",
+)
+
+
 @click.group()
 def experiment() -> None:
     """Run communication strategies in real jobs and compare the measurements from their traces."""
@@ -169,19 +184,8 @@ Examples:
     metavar="NAME=COMMAND",
     help="Another setting of your own job, as the row NAME in the same rounds; repeat it.",
 )
-@click.option(
-    "--workload",
-    type=click.Choice(list(WORKLOADS)),
-    default="digits",
-    show_default=True,
-    help=_WORKLOAD_HELP,
-)
-@click.option(
-    "--width",
-    type=click.IntRange(1, 1024),
-    help="Size of the model: bytes to send and computation grow with its square.  "
-    f"[default: {_defaults('width')}]",
-)
+@_WORKLOAD
+@_WIDTH
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
@@ -633,14 +637,8 @@ Examples:
 @_RANKS
 @click.option("--steps", type=click.IntRange(4), default=40, show_default=True, help="Steps.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
-@click.option(
-    "--workload",
-    type=click.Choice(list(WORKLOADS)),
-    default="digits",
-    show_default=True,
-    help=_WORKLOAD_HELP,
-)
-@click.option("--width", type=click.IntRange(1, 1024), help="Size of the model.")
+@_WORKLOAD
+@_WIDTH
 @_timeout(600.0, "a run is ended and reported as hung")
 @flat_network_options
 @click.option(

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import host_uses
-from ddltrace.analyzer.whatif.costs import Network, bytes_on_link
+from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
 from ddltrace.analyzer.whatif.program import (
     LAUNCH,
     SIGNAL,
@@ -32,6 +32,7 @@ from ddltrace.analyzer.whatif.program import (
 )
 from ddltrace.analyzer.whatif.questions import Edit, Refused
 from ddltrace.experiments.architectures.base import Architecture
+from ddltrace.experiments.architectures.transfers import Round
 from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.frequency.accumulate import Accumulate
@@ -44,20 +45,17 @@ from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.bsp import Bsp
 from ddltrace.tracer.errors import UsageError
 
-if TYPE_CHECKING:
-    from ddltrace.analyzer.whatif.questions import WhatIf
-
 _SEARCHED: Final = {
     "bucket": ("ddp:bucket_mb={}", (0.25, 0.5, 1, 2, 4, 8, 16, 25, 50, 100)),
     "slice": ("p3:slice={}", (5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)),
     "credit": ("bytescheduler:credit_mb={}", (0.5, 1, 2, 4, 8, 16, 32)),
 }
 _ENGINE_US: Final = 300.0
-"""What the engine does for a message, at most, us: 180 us with four ranks on two processors."""
+"""What the engine does for a message, at most, us. Assumed, not measured."""
 
 _SLOWER_CODEC: Final = 4.0
 """How many times as long as alone, in a loop, a codec may take in a job: caches are cold, and ranks
-share processors and memory. int8 took 2.5 times as long with four ranks on two processors."""
+share processors and memory. Assumed, not measured."""
 
 _SAMPLE: Final = 1 << 20
 """Elements of the tensor with which codecs are timed."""
@@ -104,7 +102,7 @@ def apply(
     ).edit()
 
 
-def applicable(asked: WhatIf) -> list[str]:
+def applicable() -> list[str]:
     """The specs of all techniques with their defaults, as far as they can be predicted."""
     return [
         entry.name
@@ -113,11 +111,10 @@ def applicable(asked: WhatIf) -> list[str]:
     ]
 
 
-def settings(asked: WhatIf, what: str) -> list[str]:
+def settings(what: str) -> list[str]:
     """The specs among which a search looks.
 
     Args:
-        asked: The trace.
         what: ``bucket``, ``slice`` or ``credit``.
     """
     form, values = _SEARCHED[what]
@@ -277,9 +274,10 @@ class _Exchanged:
         self._joined, self._program, self._work = joined, program, work
         self._strategy, self._gradients = strategy, gradients
         self._ranks = ranks
+        self._order = {gradient.index: place for place, gradient in enumerate(gradients)}
         schedule = strategy.schedule
         if schedule.timed_steps:
-            rounds = 2 * (ranks - 1)
+            rounds = messages_in_a_row("all_reduce", ranks)
             per_mib = bytes_on_link("all_reduce", ranks, 1 << 20) * network.ns_per_byte / 1e3
             schedule = schedule.with_values([rounds * network.overhead_ns / 1e3, per_mib])
         self._schedule = schedule
@@ -288,7 +286,11 @@ class _Exchanged:
         except ValueError as error:
             raise Refused(str(error)) from error
         codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
-        self._costs = [self._cost(message, codec) for message in self._plan.messages]
+        if codec is not None:
+            crowded = _ranks_per_processor(joined)
+            self._costs = [self._encoded(each, codec, crowded) for each in self._plan.messages]
+        else:
+            self._costs = [self._plain(message) for message in self._plan.messages]
         self._exchanges = list(program.exchanges)
         self._queue = next(each.queue for each in program.exchanges if _carries_gradients(each))
         self._signals: dict[int, tuple[int, int]] = {}
@@ -321,13 +323,13 @@ class _Exchanged:
         made = [self._items(place, signal_of) for place in range(len(program.ranks))]
         edited = replace(
             program,
-            items=[items for items, _ in made],
+            items=made,
             exchanges=self._exchanges,
             controller=lambda: _Dispatched(
                 self._schedule, self._plan, self._signals, self._numbers
             ),
         )
-        return Edit(edited, [items.work for items, _ in made], cycle, self._more_us())
+        return Edit(edited, [items.work for items in made], cycle, self._more_us())
 
     def _more_us(self) -> float:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""
@@ -336,31 +338,41 @@ class _Exchanged:
         codec_us = sum(cost.encode_ns + cost.decode_ns for cost in self._costs) / 1e3
         return len(self._costs) * _ENGINE_US + (_SLOWER_CODEC - 1) * codec_us
 
-    def _cost(self, message: Message, codec: CodecDescription | None) -> _Cost:
-        ranks = self._ranks
-        architecture = self._strategy.architecture
-        if codec is not None:
-            sent = sum(
-                codec.sent_bytes(
-                    part.elements, ranks, _element_bytes(self._gradients, part.gradient)
-                )
-                for part in message.slices
+    def _encoded(self, message: Message, codec: CodecDescription, crowded: float) -> _Cost:
+        """What a message costs that a codec shortens.
+
+        Args:
+            message: The message.
+            codec: The codec.
+            crowded: How many ranks share a processor.
+        """
+        ranks, gradients = self._ranks, self._gradients
+        sent = sum(
+            codec.sent_bytes(
+                part.elements, ranks, gradients[self._order[part.gradient]].element_bytes
             )
-            form = codec.exchange(message.elements, ranks)
-            rounds = 2 * (ranks - 1) if form == "all_reduce" else ranks - 1
-            encode, decode = _codec_ns_per_element(codec)
-            if form == "all_to_all":  # each rank averages a part of all payloads, and encodes it
-                rounds, encode, decode = 2 * rounds, encode * (1 + 1 / ranks), 2 * decode
-            elements = message.elements * _ranks_per_processor(self._joined)
-            return _Cost(sent, rounds, encode * elements, decode * elements)
+            for part in message.slices
+        )
+        form = codec.exchange(message.elements, ranks)
+        rounds = messages_in_a_row(form, ranks)
+        encode, decode = _codec_ns_per_element(codec)
+        if form == "all_to_all":  # each rank averages a part of all payloads, and encodes it
+            rounds, encode, decode = 2 * rounds, encode * (1 + 1 / ranks), 2 * decode
+        elements = message.elements * crowded
+        return _Cost(sent, rounds, encode * elements, decode * elements)
+
+    def _plain(self, message: Message) -> _Cost:
+        """What a message costs as it is."""
+        ranks, architecture = self._ranks, self._strategy.architecture
         if isinstance(architecture, Architecture):
             size = message.bytes / max(message.elements, 1)
             plan = architecture.plan(range(ranks), message.elements)
             loads = [_busiest(each, size) for each in plan]
             return _Cost(sum(loads), len(plan), 0.0, 0.0)
-        return _Cost(bytes_on_link("all_reduce", ranks, message.bytes), 2 * (ranks - 1), 0.0, 0.0)
+        size = bytes_on_link("all_reduce", ranks, message.bytes)
+        return _Cost(size, messages_in_a_row("all_reduce", ranks), 0.0, 0.0)
 
-    def _items(self, place: int, signal_of: dict[tuple[int, int], int]) -> tuple[Items, FloatArray]:
+    def _items(self, place: int, signal_of: dict[tuple[int, int], int]) -> Items:
         """The items of a rank, with gradients that become ready, and waits for the new messages."""
         items, work = self._program.items[place], self._work[place]
         gone = np.array([_carries_gradients(each) for each in self._program.exchanges] + [False])
@@ -388,8 +400,7 @@ class _Exchanged:
         ends = np.cumsum(kind == STEP_END)
         step = np.append(0, ends[:-1])
         nothing = np.zeros(len(at), dtype=np.int64)
-        made = Items(kind, exchange, between, extra, nothing, nothing, step)
-        return made, between
+        return Items(kind, exchange, between, extra, nothing, nothing, step)
 
     def _codec_work(self, kind: IntArray, exchange: IntArray) -> FloatArray:
         """What encoding before a message's last gradient, and decoding after its wait, take."""
@@ -411,10 +422,6 @@ class _Exchanged:
             elif kind[row] == WAIT and number in message_of and row + 1 < len(kind):
                 added[row + 1] += self._costs[message_of[number]].decode_ns
         return added
-
-    @property
-    def _order(self) -> dict[int, int]:
-        return {gradient.index: place for place, gradient in enumerate(self._gradients)}
 
     def _points(
         self, place: int, signal_of: dict[tuple[int, int], int]
@@ -522,18 +529,13 @@ def _exchange(op: str, ranks: IntArray, step: int) -> Exchange:
     )
 
 
-def _element_bytes(gradients: Sequence[Gradient], index: int) -> int:
-    return next(each.element_bytes for each in gradients if each.index == index)
-
-
-def _busiest(transfers: Sequence[object], element_bytes: float) -> float:
+def _busiest(transfers: Round, element_bytes: float) -> float:
     """Bytes that the busiest rank sends or receives in a round."""
-    loads: dict[tuple[str, int], float] = {}
+    loads: Counter[tuple[str, int]] = Counter()
     for each in transfers:
-        size = (each.stop - each.start) * element_bytes  # type: ignore[attr-defined]
-        for end in (("out", each.source), ("in", each.target)):  # type: ignore[attr-defined]
-            loads[end] = loads.get(end, 0.0) + size
-    return max(loads.values(), default=0.0)
+        for end in (("out", each.source), ("in", each.target)):
+            loads[end] += each.stop - each.start
+    return max(loads.values(), default=0) * element_bytes
 
 
 def _ranks_per_processor(joined: JoinedSteps) -> float:

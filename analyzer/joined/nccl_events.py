@@ -21,8 +21,9 @@ from ddltrace.analyzer.events.event_columns import NULL_NS
 from ddltrace.analyzer.importers.communication import public_op
 from ddltrace.analyzer.importers.nccl_operations import bytes_of
 from ddltrace.analyzer.nccl.messages import Ints, is_kind, numbers, rows_of_parents
-from ddltrace.analyzer.nccl.ring_file import COLUMNS, MAGIC, Ring, read_ring, recognizes
+from ddltrace.analyzer.nccl.ring_file import COLUMNS, Ring, read_ring, recognizes
 from ddltrace.tracer.errors import TraceError, is_store_failure
+from ddltrace.tracer.nccl.job_rings import MAGIC
 from ddltrace.tracer.storage.location import Location, matches
 from ddltrace.tracer.storage.plain_files import PLAIN, kind_of
 from ddltrace.tracer.trace.trace_files import RING_PATTERN, parts_of

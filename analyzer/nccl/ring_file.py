@@ -17,10 +17,10 @@ import pyarrow as pa
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.nccl.event_kinds import KINDS
+from ddltrace.tracer.nccl.job_rings import MAGIC
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.plain_files import open_given
 
-MAGIC: Final = b"DDLNCCL\n"
 _VERSION: Final = 1
 _PENDING: Final = np.uint64(1 << 63)
 _MAX_RECORDS: Final = 1 << 26

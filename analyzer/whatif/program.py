@@ -8,7 +8,7 @@ ranks' parts of one collective, or of one send and its receive, are an *exchange
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -157,7 +157,8 @@ def find_program(joined: JoinedSteps) -> Program:
     items = [
         _items(joined, place, steps, bounds[place], exchange_of) for place in range(len(ranks))
     ]
-    _drop_outside(items, exchanges)
+    for each in items:
+        _drop_early_waits(each, len(exchanges))
     return Program(
         ranks=ranks,
         hosts=[joined.trace.infos(rank)[-1].host for rank in ranks],
@@ -399,16 +400,14 @@ def _implied_waits(
     return rows[kept], when[kept]
 
 
-def _drop_outside(items: list[Items], exchanges: list[Exchange]) -> None:
-    """Takes out waits for messages that their rank launches later, and those it does not launch."""
-    for mine in items:
-        launched = np.full(len(exchanges) + 1, np.iinfo(np.int64).max)
-        launches = np.flatnonzero(mine.kind == LAUNCH)
-        launched[mine.exchange[launches]] = launches
-        wrong = (mine.kind == WAIT) & (launched[mine.exchange] > np.arange(len(mine.kind)))
-        for place in np.flatnonzero(wrong).tolist():  # rare; its work goes to the next item
-            if place + 1 < len(mine.kind):
-                mine.work[place + 1] += mine.work[place]
-        kept = ~wrong
-        for name in ("kind", "exchange", "work", "extra", "begin", "until", "step"):
-            setattr(mine, name, getattr(mine, name)[kept])
+def _drop_early_waits(items: Items, exchanges: int) -> None:
+    """Takes out a rank's waits for messages that it launches later, or not at all."""
+    launched = np.full(exchanges + 1, np.iinfo(np.int64).max)
+    launches = np.flatnonzero(items.kind == LAUNCH)
+    launched[items.exchange[launches]] = launches
+    early = (items.kind == WAIT) & (launched[items.exchange] > np.arange(len(items.kind)))
+    for place in np.flatnonzero(early).tolist():  # rare; its work goes to the next item
+        if place + 1 < len(items.kind):
+            items.work[place + 1] += items.work[place]
+    for each in fields(items):
+        setattr(items, each.name, getattr(items, each.name)[~early])

@@ -18,9 +18,10 @@ import numpy as np
 from ddltrace.analyzer.analysis import join_steps
 from ddltrace.analyzer.compare.run_noise import IDLE
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
-from ddltrace.analyzer.events.interval_sets import Spans, length_before, union
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, length_before, union
 from ddltrace.analyzer.formatting.quantities import parse_time
 from ddltrace.analyzer.formatting.units import time_text
+from ddltrace.analyzer.joined.rendezvous import TREE, links
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
 from ddltrace.analyzer.whatif.calibration import FILE, read_calibration
@@ -220,8 +221,7 @@ class WhatIf:
         names = sorted(set(self.program.hosts))
         self._hosts = tuple(names.index(host) for host in self.program.hosts)
         self._as_is = Replay(self.program).run()
-        self._measured = periods(self.program.recorded)
-        self.baseline_us = float(np.median(self._measured)) / 1e3
+        self.baseline_us = float(np.median(periods(self.program.recorded))) / 1e3
         replayed = float(np.median(periods(self._as_is.ends))) / 1e3
         self.self_replay_error = replayed / self.baseline_us - 1
         fits = (
@@ -244,6 +244,11 @@ class WhatIf:
         """
         found = fit(self.program, self._as_is, self._hosts, overhead_ns, is_measured=True)
         self._networks = [] if found is None else [found]
+
+    def ask_strategies(self, question: Question, specs: Sequence[str]) -> list[Answer]:
+        """Answers a question for each of some strategies: the fastest first, then the refused."""
+        answers = [self.ask(replace(question, strategy=spec)) for spec in specs]
+        return sorted(answers, key=lambda each: (each.refused is not None, each.step_us or 0.0))
 
     def ask(self, question: Question) -> Answer:
         """Answers a question."""
@@ -424,11 +429,8 @@ class WhatIf:
     def _make_faster(self, work: list[FloatArray], name: str, factor: float) -> None:
         if factor <= 0:
             raise Refused(f"--faster {name}={factor:g}: a factor is more than 0")
-        if name in CATEGORIES:
-            parts = self._within(work, lambda rank: self._joined.work[rank][name])
-        else:
-            parts = self._within(work, self._named(name))
-        for place, part in enumerate(parts):
+        spans = self._in_category(name) if name in CATEGORIES else self._named(name)
+        for place, part in enumerate(self._within(work, spans)):
             work[place] -= part * (1 - 1 / factor)
 
     def _named(self, name: str) -> Callable[[int], Spans]:
@@ -445,7 +447,7 @@ class WhatIf:
             line = lines[rank]
             assert line is not None
             if name not in line.names:
-                return union(np.empty(0, np.int64), np.empty(0, np.int64))
+                return EMPTY
             time, _, names = line.segments
             rows = np.flatnonzero(names[:-1] == line.names.index(name))
             return union(time[rows], time[rows + 1])
@@ -468,7 +470,7 @@ class WhatIf:
             own = self._within(work, self._in_category(name))
             parts = [sum_ + each for sum_, each in zip(parts, own, strict=True)]
         for items, mine, part in zip(self.program.items, work, parts, strict=True):
-            first = np.flatnonzero(np.append(True, np.diff(items.step) > 0))
+            first = _first_of_steps(items)
             mine[first] += np.add.reduceat(part, first) * (batches - 1)
 
     def _in_category(self, name: str) -> Callable[[int], Spans]:
@@ -476,9 +478,7 @@ class WhatIf:
 
     def _delay(self, work: list[FloatArray], rank: int, seconds: float) -> None:
         place = self._place(rank)
-        items = self.program.items[place]
-        first = np.flatnonzero(np.append(True, np.diff(items.step) > 0))
-        work[place][first] += seconds * 1e9
+        work[place][_first_of_steps(self.program.items[place])] += seconds * 1e9
 
     def _place(self, rank: int) -> int:
         if rank not in self.program.ranks:
@@ -497,7 +497,9 @@ class WhatIf:
             if np.array_equal(found.key, mine.key)
         ]
         if not others:
-            raise Refused(f"no other rank sends the messages of rank {rank}: it has no measure")
+            raise Refused(
+                f"no other rank sends the messages of rank {rank}: none to compare it with"
+            )
         usual = np.median([each.sums for each in others], axis=0)
         ratio = np.minimum(usual / np.maximum(mine.sums, 1.0), 1.0)
         work[place] *= ratio[mine.of_item]
@@ -621,13 +623,16 @@ def _of_other_steps(items: Items, work: FloatArray, usual: FloatArray, offset: i
     return found
 
 
+def _first_of_steps(items: Items) -> IntArray:
+    """The first item of each step."""
+    return np.flatnonzero(np.append(True, np.diff(items.step) > 0))
+
+
 def _tree(ranks: int) -> IntArray:
-    """Who needs whom in a broadcast from the first rank along a binomial tree."""
-    pairs = []
-    for place in range(1, ranks):
-        parent = place - (1 << (place.bit_length() - 1))
-        pairs += [(place, parent), (parent, place)]
-    return np.array(pairs, dtype=np.int64)
+    """Who needs whom in a broadcast from the first rank along Gloo's binomial tree."""
+    place = np.arange(ranks)
+    below = np.stack([place, links(TREE, place, np.full(ranks, ranks))], axis=1)[1:]
+    return np.concatenate([below, below[:, ::-1]])
 
 
 def _on_hosts(ranks: int, hosts: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ data on the links of its hosts, which messages in flight at the same time share 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,7 +62,7 @@ class _State:
         done: When it was complete on each member; None if not yet.
         waiting: Walkers that wait for it.
         release: When each member was released.
-        first: The member that was the last to come.
+        use: What it costs on links; None if it takes its recorded transfer, or before it starts.
     """
 
     launched: FloatArray
@@ -70,6 +70,7 @@ class _State:
     done: FloatArray | None = None
     waiting: list[_Walker] = field(default_factory=list)
     release: FloatArray | None = None
+    use: LinkUse | None = None
 
 
 @dataclass
@@ -85,7 +86,6 @@ class _Walker:
         extra: As in `Items`, shape (items, ranks).
         at: The next item.
         time: Where each rank is.
-        members: Exchange -> the ranks' places among its members.
     """
 
     ranks: IntArray
@@ -117,11 +117,19 @@ class Replayed:
 
 @dataclass
 class _Flow:
-    """Data on links."""
+    """Data on links.
+
+    Attributes:
+        number: Its exchange.
+        links: The links.
+        left: How long what is left keeps its busiest link busy alone, ns.
+        rate: The share of its links that it has.
+    """
 
     number: int
     links: tuple[int, ...]
     left: float
+    rate: float = 0.0
 
 
 class Replay:
@@ -267,12 +275,11 @@ class Replay:
         state.release = release
         if self._links is None:
             done = release + exchange.transfer
-            state.done = None
             heapq.heappush(self._events, (float(done.min()), _COMPLETE, number))
             return
-        use = self._links(exchange)
-        begins = float(release.max()) + use.latency_ns
-        kind = _FLOWS if use.busy_ns else _COMPLETE
+        state.use = self._links(exchange)
+        begins = float(release.max()) + state.use.latency_ns
+        kind = _FLOWS if state.use.busy_ns else _COMPLETE
         heapq.heappush(self._events, (begins, kind, number))
 
     def _complete_next(self) -> bool:
@@ -287,9 +294,10 @@ class Replay:
                 self._start_all(self._controller.signalled(number), time)
                 return True
             if kind == _FLOWS:
-                use = self._links(self._program.exchanges[number]) if self._links else None
+                use = self._states[number].use
                 assert use is not None
                 self._flows.append(_Flow(number, use.links, use.busy_ns))
+                self._share_links()
                 return True
             self._complete(number, time)
             return True
@@ -297,6 +305,7 @@ class Replay:
             return False
         self._advance(ends)
         self._flows.remove(which)
+        self._share_links()
         self._complete(which.number, ends)
         return True
 
@@ -327,40 +336,32 @@ class Replay:
             self._states[number].launched[:] = time
             self._enqueue(number)
 
-    def _rates(self) -> list[float]:
-        """The share of its links that each flow has: max-min fair."""
-        rates = [0.0] * len(self._flows)
-        left: dict[int, float] = {}
-        open_flows = set(range(len(self._flows)))
-        for flow in self._flows:
-            left.update(dict.fromkeys(flow.links, 1.0))
-        while open_flows:
-            users: defaultdict[int, int] = defaultdict(int)
-            for index in open_flows:
-                for link in self._flows[index].links:
-                    users[link] += 1
+    def _share_links(self) -> None:
+        """Gives each flow its share of its links: max-min fair."""
+        left = {link: 1.0 for flow in self._flows for link in flow.links}
+        waiting = list(self._flows)
+        while waiting:
+            users = Counter(link for flow in waiting for link in flow.links)
             tightest = min(users, key=lambda link: left[link] / users[link])
             share = left[tightest] / users[tightest]
-            for index in [i for i in open_flows if tightest in self._flows[i].links]:
-                rates[index] = share
-                open_flows.discard(index)
-                for link in self._flows[index].links:
-                    left[link] = max(left[link] - share, 0.0)
-        return rates
+            for flow in waiting:
+                if tightest in flow.links:
+                    flow.rate = share
+                    for link in flow.links:
+                        left[link] = max(left[link] - share, 0.0)
+            waiting = [flow for flow in waiting if tightest not in flow.links]
 
     def _next_flow(self) -> tuple[float, _Flow | None]:
-        if not self._flows:
+        """The flow that ends first, and when; None if there is none."""
+        first = min(self._flows, key=lambda flow: flow.left / flow.rate, default=None)
+        if first is None:
             return float("inf"), None
-        rates = self._rates()
-        left = [f.left / rate for f, rate in zip(self._flows, rates, strict=True)]
-        first = int(np.argmin(left))
-        return self._flow_time + left[first], self._flows[first]
+        return self._flow_time + first.left / first.rate, first
 
     def _advance(self, time: float) -> None:
         passed = max(time - self._flow_time, 0.0)
-        if self._flows and passed:
-            for flow, rate in zip(self._flows, self._rates(), strict=True):
-                flow.left = max(flow.left - passed * rate, 0.0)
+        for flow in self._flows:
+            flow.left = max(flow.left - passed * flow.rate, 0.0)
         self._flow_time = max(self._flow_time, time)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from dash import ALL, Input, Output, State, ctx, dcc, html, no_update
@@ -38,7 +37,6 @@ _FIELDS: Final = (
     ("accumulate", "Accumulate", "batches for each exchange"),
 )
 _BAR_PX: Final = 26
-_REPLAY_WARNS: Final = 0.02
 
 
 def what_if_page(opened: OpenTrace, address: Address) -> Component:
@@ -78,7 +76,7 @@ def what_if_page(opened: OpenTrace, address: Address) -> Component:
                     ],
                     className="actions",
                 ),
-                hint="Empty fields stay as they are in the trace.",
+                hint="Leave a field empty to keep what the trace has.",
                 wide=True,
             ),
             dcc.Loading(
@@ -140,26 +138,27 @@ def answers_of(
     Raises:
         DdltraceError: A field cannot be read, or the trace cannot be replayed.
     """
+    from ddltrace.analyzer.whatif.questions import WARN
+
     question = _question({name: (text or "").strip() for name, text in texts.items()})
     asked = opened.what_if
-    questions = [question]
     if every:
         if question.strategy is not None:
             raise UsageError("Every strategy: leave the field Strategy empty")
-        specs = require_extension("whatif", "Every strategy").applicable(asked)
-        questions = [replace(question, strategy=spec) for spec in specs]
-    elif not question.to_json():
+        specs = require_extension("whatif", "Every strategy").applicable()
+        answers = asked.ask_strategies(question, specs)
+    elif question.to_json():
+        answers = [asked.ask(question)]
+    else:
         raise UsageError("Nothing is asked: fill in at least one field")
-    answers = [asked.ask(each) for each in questions]
     known = [each for each in answers if each.refused is None]
-    known.sort(key=lambda answer: answer.step_us or 0.0)
     error = abs(asked.self_replay_error)
     hint = (
         f"{time_text(asked.baseline_us)} per step in the trace; a replay of the steps as they are "
         f"differs by {share_text(error)}"
     )
     parts: list[Component] = []
-    if error > _REPLAY_WARNS:
+    if error > WARN:
         text = "A replay of the steps as they are is more than 2 % off: answers are less certain."
         parts.append(html.P(text, className="warning"))
     if known:

@@ -20,6 +20,7 @@ from ddltrace.tracer.exit_status import shell_status
 
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS: Final = 0.25
+_LAST_LINES: Final = 3
 _GRACE_SECONDS: Final = 20.0
 """Time that a job gets to write its trace between SIGTERM and SIGKILL, in seconds."""
 
@@ -60,6 +61,12 @@ def ranks_launcher(ranks: int, hosts: int | None, bandwidth: str | None) -> list
         return [*torchrun, "--nproc-per-node", str(ranks)]
     launch = (sys.executable, "-m", "ddltrace.experiments.network.launch")
     return [*launch, "--hosts", str(hosts), "--bandwidth", str(bandwidth), "--", sys.executable]
+
+
+def last_lines(log: Path) -> str:
+    """The last lines of a log that are not empty, in one."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
 
 
 def run_job(

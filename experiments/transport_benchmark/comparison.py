@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ddltrace.experiments.harness.job_process import ranks_launcher, run_job
+from ddltrace.experiments.harness.job_process import last_lines, ranks_launcher, run_job
 from ddltrace.experiments.transport_benchmark.settings import Settings
 from ddltrace.experiments.transports.protocols import ENVIRONMENT, read_protocol
 
 SCHEMA: Final = "ddltrace.transports/1"
-_LAST_LINES: Final = 3
 _PACED: Final = "tcp"
 """The transport that profiles pace."""
 
@@ -179,9 +178,8 @@ def _run(
     if isinstance(found, dict) and "error" in found:
         return TransportResult(name, "unavailable", str(found["error"]))
     if end.status != 0 or found is None:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
-        return TransportResult(name, "failed", f"exit status {end.status}: {last:.300}")
+        reason = f"exit status {end.status}: {last_lines(log):.300}"
+        return TransportResult(name, "failed", reason)
     points = tuple(Point(**point) for point in found["points"])
     return TransportResult(name, "complete", "", points, planned=found["planned"])
 

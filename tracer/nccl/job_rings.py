@@ -25,7 +25,10 @@ _HEAD: Final = struct.Struct("<8sIII8xI")
 _CAPACITY_AT: Final = 16
 _CLAIMED_AT: Final = 160
 _CONTROL_AT: Final = 152
-_MAGIC: Final = b"DDLNCCL\n"
+MAGIC: Final = b"DDLNCCL\n"
+"""How a ring begins, as in `ring.h`."""
+
+_MASK: Final = re.compile(r"0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8}")
 _NOT_BY_DEFAULT: Final = frozenset({"proxy_ctrl", "kernel_phase"})
 _LEAST_RECORDS: Final = 16
 
@@ -36,7 +39,7 @@ def check_events(events: str) -> str:
     Raises:
         UsageError: One of them does not exist.
     """
-    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|\d{1,9}", events):
+    if _MASK.fullmatch(events):
         return events
     unknown = sorted(set(events.split(",")) - _KINDS)
     if unknown:
@@ -84,7 +87,7 @@ def switch_events(directory: Path, events: str) -> int:
         UsageError: One of the kinds does not exist, or the folder has no ring.
     """
     check_events(events)
-    if events.lower().startswith("0x") or events.isdecimal():
+    if _MASK.fullmatch(events):
         mask = int(events, 0)
     else:
         names = set(events.split(","))
@@ -95,7 +98,7 @@ def switch_events(directory: Path, events: str) -> int:
     for path in directory.glob(RING_PATTERN):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "r+b") as file:
-            if file.read(len(_MAGIC)) == _MAGIC:
+            if file.read(len(MAGIC)) == MAGIC:
                 file.seek(_CONTROL_AT)
                 file.write(struct.pack("<I", mask))
                 count += 1
@@ -118,7 +121,7 @@ def _shorten(path: Path) -> None:
         magic, version, record_bytes, capacity, records_at = _HEAD.unpack_from(head)
         (claimed,) = struct.unpack_from("<Q", head, _CLAIMED_AT)
         kept = max(claimed, _LEAST_RECORDS)
-        if magic != _MAGIC or version != 1 or kept >= capacity:
+        if magic != MAGIC or version != 1 or kept >= capacity:
             return
         # First the number: a reader at this moment sees a file that is longer than necessary.
         file.seek(_CAPACITY_AT)
