@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer.interpose.c10d.arguments import flatten, measure, name_of
 from ddltrace.tracer.record.recorder import Message
@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 
 _BETWEEN: Final = (__file__, str(Path(__file__).with_name("observer.py")))
 """Files of the functions between a kernel and the question who called it."""
+
+
+class Sparse(NamedTuple):
+    """What a sum of sparse tensors carries, read before its launch.
+
+    From then on Gloo's thread may put the sum, with other memory and of another size, into the
+    tensor at any time.
+
+    Attributes:
+        bytes: Its size.
+        name: Its name.
+        tensors: The parameters that it carries.
+    """
+
+    bytes: int | None
+    name: str
+    tensors: list[int] | None
 
 
 class Descriptions:
@@ -45,14 +62,41 @@ class Descriptions:
         start: int,
         *,
         by_engine: bool = False,
+        sparse: Sparse | None = None,
     ) -> Message:
-        """Creates a message with all values that the call provides."""
+        """Creates a message with all values that the call provides.
+
+        Args:
+            operator: The operation.
+            args: Its arguments.
+            group: Its group.
+            start: When it was called.
+            by_engine: See `is_reducers`.
+            sparse: Of a sum of sparse tensors, what was read before its launch.
+        """
         message = self._recorder.new_message(operator.op, group.name, start)
         if self._below.outer is not None:
             self._below.messages += 1
-        self._describe(message, operator, args, group, by_engine=by_engine)
+        if sparse is None:
+            self._describe(message, operator, args, group, by_engine=by_engine)
+        else:
+            message.dtype = name_of(flatten(args[0])[0].dtype)
+            message.bytes, message.name, message.tensors = sparse
+            message.out_bytes = None  # known only after the sum
         self._number(message, operator, args, group)
         return message
+
+    def sparse(self, operator: Operator, args: Sequence[Any], group: Group) -> Sparse:
+        """Returns what a sum of sparse tensors carries; to be called before its launch.
+
+        Args:
+            operator: The operation.
+            args: Its arguments.
+            group: Its group.
+        """
+        tensors, size, _ = measure(args[0])
+        by_engine = self.is_reducers(operator, sys._getframe())
+        return Sparse(size, *self.name(operator, group, tensors, by_engine=by_engine))
 
     def capture(self, operator: Operator, args: Sequence[Any], group: Group, start: int) -> None:
         """Records a message that has become part of a graph.

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddltrace.tracer.interpose.c10d.arguments import first_tensor, measure
+from ddltrace.tracer.interpose.c10d.arguments import first_tensor
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS, Operator
 from ddltrace.tracer.interpose.c10d.groups import Group
-from ddltrace.tracer.interpose.c10d.message_descriptions import Descriptions
+from ddltrace.tracer.interpose.c10d.message_descriptions import Descriptions, Sparse
 from ddltrace.tracer.interpose.c10d.reaper import Reapers
 from ddltrace.tracer.interpose.c10d.waits import Waits
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread
@@ -37,7 +37,7 @@ class _Launch(NamedTuple):
         mark: Position in the device's stream right before the launch, where it is needed.
         slot: Slot in which Gloo's threads record its times; -1 if they do not.
         is_captured: Whether the message becomes part of a graph instead of being sent.
-        sparse_bytes: Size of sparse tensors before the launch, after which they may hold the sum.
+        sparse: What a sum of sparse tensors carries; None for other messages.
     """
 
     start: int
@@ -45,7 +45,7 @@ class _Launch(NamedTuple):
     mark: int | None = None
     slot: int = -1
     is_captured: bool = False
-    sparse_bytes: int | None = None
+    sparse: Sparse | None = None
 
 
 class _Collected(threading.local):
@@ -297,14 +297,15 @@ class Observer:
             on_device = self._timer.times(first)
             if on_device and self._is_marked_before(operator, args, first):
                 mark = self._timer.mark(free=True)
-        sparse_bytes = None
+        sparse = None
         if operator.op == "all_reduce" and first.is_sparse:
-            _, sparse_bytes, _ = measure(args[0])
+            group = self._groups.of(self._unbox_group(args[operator.group]))
+            sparse = self.descriptions.sparse(operator, args, group)
         gloo = self.gloo
         if gloo is None:
-            return _Launch(start, on_device, mark, sparse_bytes=sparse_bytes)
+            return _Launch(start, on_device, mark, sparse=sparse)
         slot = gloo.begin_launch(waited_once=operator.waited_once)
-        return _Launch(start, on_device, mark, slot, sparse_bytes=sparse_bytes)
+        return _Launch(start, on_device, mark, slot, sparse=sparse)
 
     def _is_marked_before(
         self, operator: Operator, args: Sequence[Any], first: torch.Tensor
@@ -359,10 +360,8 @@ class Observer:
         group = self._groups.of(process_group)
         by_engine = self.descriptions.is_reducers(operator, sys._getframe())
         message = self.descriptions.describe(
-            operator, args, group, launch.start, by_engine=by_engine
+            operator, args, group, launch.start, by_engine=by_engine, sparse=launch.sparse
         )
-        if launch.sparse_bytes is not None:
-            message.bytes = launch.sparse_bytes
         first = first_tensor(args[: operator.group])
         blocking = self._groups.wait_blocks(process_group, group, first)
         if group.sends_nothing:
