@@ -117,15 +117,34 @@ def run_job(
     return JobEnd(shell_status(status), timed_out, time.monotonic() - begin)
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+class Interruptible:
     """Raises `Interrupted` for a signal that would otherwise end this process silently."""
 
-    def interrupt(number: int, frame: Any) -> None:
-        raise Interrupted(number)
+    def __init__(self) -> None:
+        self._received: list[int] = []
 
-    with _handling(interrupt):
-        yield
+    @contextlib.contextmanager
+    def handling(self) -> Iterator[None]:
+        """Handles the signals while the context is entered."""
+        with _handling(self):
+            yield
+
+    def check(self) -> None:
+        """Raises what a signal raised before.
+
+        Where Python ignores exceptions (in finalizers and callbacks of weak references, of which
+        imports have many), the one of the handler is lost.
+
+        Raises:
+            Interrupted: A signal came.
+        """
+        if self._received:
+            raise Interrupted(self._received[0])
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Handles a signal."""
+        self._received.append(number)
+        raise Interrupted(number)
 
 
 def _wait(job: subprocess.Popen[bytes], deadline: float, observe: Callable[[], None]) -> bool:

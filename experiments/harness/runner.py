@@ -16,7 +16,7 @@ from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
 from ddltrace.experiments.harness import outcomes, results_file
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
-from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_job
+from ddltrace.experiments.harness.job_process import Interruptible, JobEnd, run_job
 from ddltrace.experiments.harness.loss_curves import smoothed
 from ddltrace.experiments.harness.measurement import measure
 from ddltrace.experiments.harness.processor_time import OtherCores, exceeds
@@ -135,10 +135,11 @@ class _Experiment:
         self._directory = directory
         self._runs = runs
         self._planned = plan_runs(settings)
+        self._signals = Interruptible()
 
     def make_missing_runs(self, progress: Progress) -> Results:
         """Executes every missing run; writes the results after each."""
-        with interruptible():
+        with self._signals.handling():
             return self._make_missing_runs(progress)
 
     def _make_missing_runs(self, progress: Progress) -> Results:
@@ -153,6 +154,7 @@ class _Experiment:
                     self._results.settings["repeats"] = number
                     self._planned = plan_runs(self._settings)
                 decided.append(self._make_round(number, progress))
+            self._signals.check()
         except BaseException:
             self._write("interrupted")
             raise
@@ -188,6 +190,7 @@ class _Experiment:
         self._runs.pop(key, None)  # if this is interrupted, it is missing
         progress.start(planned)
         self._write("running", planned)
+        self._signals.check()
         self._runs[key] = _make_run(
             planned, self._settings, self._directory, self._results.settings
         )

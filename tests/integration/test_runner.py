@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from ddltrace.experiments.harness import html_report, processor_time, runner
 from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, read_also
+from ddltrace.experiments.harness.job_process import Interrupted
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import load
 from ddltrace.experiments.harness.results_table import render
@@ -303,6 +305,35 @@ def test_the_work_of_other_processes_is_measured(
     assert (mean > 0) == others_worked
     stat.unlink()
     assert others.mean() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("when", ["start", "end"])
+def test_a_signal_is_not_lost_where_python_ignores_exceptions(
+    broken: dict[tuple[str, int], str], tmp_path: Path, when: str
+) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):  # Python calls handlers between instructions
+                pass
+
+    class Signalled(Heard):
+        def start(self, planned: PlannedRun) -> None:
+            super().start(planned)
+            if when == "start":
+                Finalized()
+
+        def end(self, run: Run) -> None:
+            super().end(run)
+            if when == "end" and len(self.ended) == 6:
+                Finalized()
+
+    heard = Signalled()
+    with pytest.raises(Interrupted):
+        runner.run_experiment(SETTINGS, tmp_path, heard)
+    assert len(heard.ended) == (0 if when == "start" else 6)
+    assert json.loads((tmp_path / RESULTS_FILE).read_text())["status"] == "interrupted"
 
 
 def test_resume_makes_what_is_missing_and_keeps_the_rest(
