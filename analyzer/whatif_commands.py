@@ -13,7 +13,7 @@ from ddltrace.analyzer.formatting.quantities import parse_bandwidth, parse_time
 from ddltrace.analyzer.formatting.text_table import render
 from ddltrace.analyzer.formatting.units import counted, share_text, time_text
 from ddltrace.analyzer.importers.import_options import communication_kernels_option
-from ddltrace.tracer.errors import DdltraceError, UsageError
+from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
@@ -112,7 +112,6 @@ def whatif(
     from ddltrace.analyzer.open_trace import open_as_one
     from ddltrace.analyzer.whatif.calibration import read_calibration
     from ddltrace.analyzer.whatif.questions import (
-        REFUSE,
         Question,
         read_faster,
         read_straggler,
@@ -140,11 +139,7 @@ def whatif(
         asked = what_if(trace)
         if calibration is not None:
             asked.use_calibration(read_calibration(calibration))
-        if abs(asked.self_replay_error) > REFUSE and not force:
-            raise DdltraceError(
-                f"a replay of the unmodified steps is {share_text(asked.self_replay_error)} off: "
-                "the trace does not explain its own steps (--force answers nevertheless)"
-            )
+        asked.answers_anyway = force
         if every or search:
             strategies = require_extension("whatif", "--all" if every else "--search")
             specs = strategies.applicable() if every else strategies.settings(search)
@@ -157,7 +152,7 @@ def whatif(
 
 
 def _print(asked: WhatIf, answers: Sequence[Answer], *, as_json: bool) -> None:
-    from ddltrace.analyzer.whatif.questions import WARN, describe
+    from ddltrace.analyzer.whatif.questions import REFUSE, WARN, describe
 
     if as_json:
         document: dict[str, Any] = {
@@ -184,7 +179,9 @@ def _print(asked: WhatIf, answers: Sequence[Answer], *, as_json: bool) -> None:
     for answer in answers:
         if answer.refused is not None:
             click.echo(f"{describe(answer.question)}: not known: {answer.refused}")
-    if not answers:
+    if abs(asked.self_replay_error) > REFUSE and not asked.answers_anyway:
+        click.echo("--force answers nevertheless")
+    elif not answers:
         click.echo("ask with --bandwidth, --ranks, --strategy, ...: ddltrace whatif --help")
     elif any(answer.question.strategy is not None and not answer.refused for answer in answers):
         best = next(a for a in answers if a.question.strategy is not None and not a.refused)

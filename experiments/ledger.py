@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
+from ddltrace.analyzer.whatif.questions import Question, describe
 from ddltrace.tracer.errors import DdltraceError, UsageError
 
 SCHEMA: Final = "ddltrace.ledger/1"
@@ -38,6 +40,29 @@ class Pair:
     prediction: dict[str, Any]
     measurement: dict[str, Any] | None
     number: int
+
+
+class _Answer(msgspec.Struct):
+    question: Question
+    step_us: float | None
+    low_us: float | None
+    high_us: float | None
+    refused: str | None
+
+
+class _Prediction(msgspec.Struct, tag_field="kind", tag="prediction"):
+    baseline_us: float
+    trace: str
+    answer: _Answer
+
+
+class _Measurement(msgspec.Struct, tag_field="kind", tag="measurement"):
+    prediction: str
+    measured_us: float
+    error: float
+    noise: float
+    covered: bool
+    sign_right: bool | None
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -61,6 +86,10 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise UsageError(f"{path}:{number} is not a line of {SCHEMA}")
         if entry.get("previous") != previous:
             raise UsageError(f"{path}:{number} does not follow the line before it: one was changed")
+        try:
+            msgspec.convert(entry, _Prediction | _Measurement)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{path}:{number} cannot be read: {error}") from error
         previous = hashlib.sha256(line.encode()).hexdigest()
         found.append({**entry, "sha256": previous})
     return found
@@ -154,7 +183,7 @@ def summary(found: Sequence[Pair]) -> list[str]:
     errors, covered = [], []
     for pair in found:
         answer = pair.prediction["answer"]
-        what = ", ".join(f"{key} {value}" for key, value in answer["question"].items())
+        what = describe(msgspec.convert(answer["question"], Question))
         if answer["refused"] is not None:
             lines.append(f"{what}: not predicted: {answer['refused']}")
             continue

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ddltrace.analyzer.formatting.quantities import parse_bandwidth
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.whatif.calibration import FILE
-from ddltrace.analyzer.whatif.questions import Question, what_if
+from ddltrace.analyzer.whatif.questions import Question, recorded_us, what_if
 from ddltrace.experiments import ledger
 from ddltrace.experiments.calibration import calibrate
 from ddltrace.experiments.harness.progress_bar import ProgressBar
@@ -114,7 +114,7 @@ def _times(results: Results, directory: Path, spec: str) -> list[float]:
     for run in [] if row is None else row.runs:
         if run.trace is not None and run.status == "complete":
             try:
-                found.append(what_if(open_trace(directory / run.trace)).baseline_us)
+                found.append(recorded_us(open_trace(directory / run.trace)))
             except TraceError:
                 continue
     return found

@@ -20,7 +20,7 @@ from ddltrace.analyzer.compare.run_noise import IDLE
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, length_before, union
 from ddltrace.analyzer.formatting.quantities import parse_time
-from ddltrace.analyzer.formatting.units import time_text
+from ddltrace.analyzer.formatting.units import share_text, time_text
 from ddltrace.analyzer.joined.rendezvous import TREE, links
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
@@ -213,15 +213,22 @@ class WhatIf:
 
     Args:
         joined: Its steps.
+
+    Attributes:
+        program: What is replayed.
+        baseline_us: Time per step in the trace.
+        self_replay_error: How far a replay of the unmodified steps is off, as a share.
+        answers_anyway: Whether to answer even if that is more than `REFUSE`.
     """
 
     def __init__(self, joined: JoinedSteps) -> None:
         self._joined = joined
+        self.answers_anyway = False
         self.program = find_program(joined)
         names = sorted(set(self.program.hosts))
         self._hosts = tuple(names.index(host) for host in self.program.hosts)
         self._as_is = Replay(self.program).run()
-        self.baseline_us = float(np.median(periods(self.program.recorded))) / 1e3
+        self.baseline_us = _recorded_us(self.program)
         replayed = float(np.median(periods(self._as_is.ends))) / 1e3
         self.self_replay_error = replayed / self.baseline_us - 1
         fits = (
@@ -260,6 +267,11 @@ class WhatIf:
     def _answer(self, question: Question) -> Answer:
         if not question.to_json():
             raise Refused("nothing is asked: give at least one option")
+        if abs(self.self_replay_error) > REFUSE and not self.answers_anyway:
+            raise Refused(
+                f"a replay of the unmodified steps is {share_text(abs(self.self_replay_error))} "
+                "off: the trace does not explain its own steps"
+            )
         work = [items.work.copy() for items in self.program.items]
         for name, factor in question.faster:
             self._make_faster(work, name, factor)
@@ -584,6 +596,19 @@ def what_if(trace: Trace) -> WhatIf:
     if isinstance(trace.path, Path) and (trace.path / FILE).is_file():
         asked.use_calibration(read_calibration(trace.path / FILE))
     return asked
+
+
+def recorded_us(trace: Trace) -> float:
+    """The time per step that a trace shows.
+
+    Raises:
+        TraceError: The trace has no two steady steps in a row.
+    """
+    return _recorded_us(find_program(join_steps(trace)[1]))
+
+
+def _recorded_us(program: Program) -> float:
+    return float(np.median(periods(program.recorded))) / 1e3
 
 
 @dataclass(frozen=True)

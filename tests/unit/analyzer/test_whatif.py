@@ -16,6 +16,7 @@ from support import programs
 
 import ddltrace
 from ddltrace.analyzer.analysis import join_steps
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
 from ddltrace.analyzer.whatif.program import (
     LAUNCH,
@@ -159,6 +160,15 @@ def _program(items, exchanges, in_flight=None):
         begin=np.zeros(ranks),
         recorded=np.zeros((steps, ranks)),
     )
+
+
+def test_a_replay_that_is_off_answers_only_when_told() -> None:
+    asked = WhatIf(join_steps(open_trace(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    asked.self_replay_error = -0.11
+    question = Question(bandwidth=1e9)
+    assert "11.0 % off" in (asked.ask(question).refused or "")
+    asked.answers_anyway = True
+    assert asked.ask(question).refused is None
 
 
 def test_two_ranks_by_hand():

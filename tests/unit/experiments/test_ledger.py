@@ -50,7 +50,9 @@ def test_a_difference_within_the_noise_has_no_sign() -> None:
     assert line["covered"] is False
 
 
-@pytest.mark.parametrize("harm", ["changed", "removed", "cut", "foreign", "binary"])
+@pytest.mark.parametrize(
+    "harm", ["changed", "removed", "cut", "foreign", "binary", "short", "kind"]
+)
 def test_a_line_that_was_changed_is_found(tmp_path: Path, harm: str) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger.append(path, [PREDICTION, PREDICTION, PREDICTION])
@@ -63,6 +65,10 @@ def test_a_line_that_was_changed_is_found(tmp_path: Path, harm: str) -> None:
         lines[-1] = lines[-1][:-5]
     elif harm == "foreign":
         lines = [json.dumps({"hello": 1})]
+    elif harm in {"short", "kind"}:
+        line = json.loads(lines[-1])
+        del line["answer" if harm == "short" else "kind"]
+        lines[-1] = json.dumps(line)
     path.write_bytes(b"\xff\xfe" if harm == "binary" else "\n".join(lines).encode() + b"\n")
     with pytest.raises(UsageError, match=r"ledger\.jsonl"):
         ledger.read(path)
