@@ -1,6 +1,7 @@
-"""``ddltrace experiment calibrate``: measures what an all_reduce costs on the machines at hand.
+"""``ddltrace experiment calibrate``: measures what messages cost on the machines at hand.
 
-Started on every rank as ``python -m ddltrace.experiments.calibration OUTPUT ROUNDS``.
+Started on every rank as ``python -m ddltrace.experiments.calibration OUTPUT ROUNDS``, which times
+all_reduces, and with ``STRATEGY...`` behind it the engine's own exchanges.
 """
 
 from __future__ import annotations
@@ -10,30 +11,56 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.whatif.calibration import SCHEMA
 from ddltrace.experiments.harness.job_process import last_lines, ranks_launcher, run_job
+from ddltrace.experiments.messages.message_plan import Gradient, Message, Slice
+from ddltrace.experiments.strategy.spec import exchange_of, parse
 from ddltrace.tracer.errors import DdltraceError
+
+if TYPE_CHECKING:
+    import torch
 
 SIZES: Final = tuple(1 << power for power in range(10, 25, 2))
 """Bytes of the vectors: 1 KiB to 16 MiB."""
+
+_SHAPES: Final = ((32, 1), (32, 16), (512, 1))
+"""Side of the square matrices that a message carries, and how many: for codecs of low rank."""
+
+_LAYERS: Final = 24
+"""Of the model with which the engine's work for a gradient is timed; two gradients each."""
+
+_AT_ONCE: Final = 8
+"""Messages that the engine has in flight while exchanges are timed, as in a step."""
+
+_FAST: Final = "10gbit"
+"""Rate of an emulated network on which exchanges are timed."""
 
 _WARMUP: Final = 2
 
 
 def calibrate(
-    ranks: int, rounds: int, timeout_s: float, *, hosts: int | None, bandwidth: str | None
+    ranks: int,
+    rounds: int,
+    timeout_s: float,
+    *,
+    hosts: int | None,
+    bandwidth: str | None,
+    strategies: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Measures all_reduces of several sizes on all ranks, and on two of them.
+    """Measures all_reduces of several sizes on all ranks, and on two of them; then exchanges.
 
     Args:
         ranks: Number of ranks.
         rounds: Timed rounds of each size.
-        timeout_s: Seconds after which the measurement is ended.
+        timeout_s: Seconds after which a measurement is ended.
         hosts: Hosts of an emulated network, one rank each; None for this machine's own.
         bandwidth: Rate of each of its links.
+        strategies: Strategies whose exchanges of a vector are timed, on links so fast that what
+            they take of processors shows. With NCCL, none.
 
     Returns:
         The calibration, as its file has it.
@@ -41,32 +68,62 @@ def calibrate(
     Raises:
         DdltraceError: The ranks could not be started, or failed.
     """
+    found = _measure(ranks_launcher(ranks, hosts, bandwidth), rounds, timeout_s, ())
+    if strategies and found["library"] == "gloo":
+        exchanges = list(dict.fromkeys(map(exchange_of, strategies)))
+        fast = ranks_launcher(ranks, hosts, None if hosts is None else _FAST)
+        found |= _measure(fast, rounds, timeout_s, exchanges)
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"schema": SCHEMA, "created": created, **found}
+
+
+def _measure(
+    start: Sequence[str], rounds: int, timeout_s: float, exchanges: Sequence[str]
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ddltrace-calibration-") as folder:
         output, log = Path(folder) / "points.json", Path(folder) / "log"
-        start = ranks_launcher(ranks, hosts, bandwidth)
-        worker = ("-m", "ddltrace.experiments.calibration", str(output), str(rounds))
-        end = run_job([*start, *worker], log, timeout_s=timeout_s, environment={})
+        worker = ("-m", "ddltrace.experiments.calibration", str(output), str(rounds), *exchanges)
+        # The engine is timed as jobs are: while they are recorded.
+        record = ("ddltrace", "run", "-o", str(Path(folder) / "trace"), "--level", "layer", "--")
+        command = [*((sys.executable, "-m", *record) if exchanges else ()), *start, *worker]
+        end = run_job(command, log, timeout_s=timeout_s, environment={})
         if end.timed_out:
             raise DdltraceError(f"the calibration did not end within {timeout_s:g} s")
         if end.status != 0 or not output.exists():
             reason = f"exit status {end.status}: {last_lines(log):.300}"
             raise DdltraceError(f"the calibration failed, {reason}")
         found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"schema": SCHEMA, "created": created, **found}
+        return found
 
 
-def _rank(output: Path, rounds: int) -> None:
-    """Measures on one rank; rank 0 writes the points."""
+def _rank(output: Path, rounds: int, exchanges: Sequence[str]) -> None:
+    """Measures on one rank; rank 0 writes what it found."""
     import torch
     import torch.distributed as dist
 
     library = "nccl" if torch.cuda.is_available() else "gloo"
     device = torch.device("cuda", torch.cuda.current_device()) if library == "nccl" else None
-    dist.init_process_group(library)
-    everyone = dist.get_world_size()
+    if exchanges:
+        torch.set_num_threads(1)  # as the ranks of a job
+        dist.init_process_group("gloo")
+        found: dict[str, Any] = {
+            "exchanges": _exchanges(exchanges, rounds),
+            "gradient_us": _gradient_us(rounds),
+        }
+    else:
+        dist.init_process_group(library)
+        found = {"library": library, "points": _all_reduces(device, rounds)}
+    if dist.get_rank() == 0:
+        output.write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def _all_reduces(device: torch.device | None, rounds: int) -> list[dict[str, Any]]:
+    import torch
+    import torch.distributed as dist
+
     points = []
-    for ranks in sorted({2, everyone}):
+    for ranks in sorted({2, dist.get_world_size()}):
         group = dist.new_group(list(range(ranks)))
         if dist.get_rank() < ranks:
             for size in SIZES:
@@ -82,10 +139,98 @@ def _rank(output: Path, rounds: int) -> None:
                         times.append((time.perf_counter_ns() - begin) / 1e3)
                 points.append({"ranks": ranks, "bytes": size, "us": statistics.median(times)})
         dist.barrier()
-    if dist.get_rank() == 0:
-        output.write_text(json.dumps({"library": library, "points": points}), encoding="utf-8")
-    dist.destroy_process_group()
+    return points
+
+
+def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """Times the engine's exchanges of a vector; leaves out those that refuse these ranks."""
+    import torch
+    import torch.distributed as dist
+
+    from ddltrace.experiments.engine.create_exchange import create_message_exchange
+
+    group = dist.group.WORLD
+    assert group is not None
+    found = []
+    for spec in specs:
+        try:
+            exchange = create_message_exchange(parse(spec), group)
+        except DdltraceError:
+            continue
+        for side, parts in _SHAPES:
+            elements = parts * side * side
+            gradients, messages = _messages(side, parts)
+            exchange.prepare(gradients)
+            times = []
+            for number in range(_WARMUP + rounds):
+                payloads = [torch.randn(elements) for _ in messages]
+                dist.barrier()
+                begin = time.perf_counter_ns()
+                exchange.begin_step()
+                started = map(exchange.start, messages, payloads)
+                for handle in list(started):
+                    handle.wait()
+                if number >= _WARMUP:
+                    times.append((time.perf_counter_ns() - begin) / 1e3 / _AT_ONCE)
+            found.append(
+                {
+                    "strategy": spec,
+                    "ranks": dist.get_world_size(),
+                    "elements": elements,
+                    "parts": parts,
+                    "us": statistics.median(times),
+                }
+            )
+        exchange.close()
+    return found
+
+
+def _messages(side: int, parts: int) -> tuple[dict[int, Gradient], list[Message]]:
+    """Messages of some square matrices each."""
+    elements = side * side
+    count = _AT_ONCE * parts
+    gradients = {n: Gradient(n, f"{n}", elements, shape=(side, side)) for n in range(count)}
+    messages = []
+    for number in range(_AT_ONCE):
+        carried = range(number * parts, (number + 1) * parts)
+        slices = tuple(Slice(n, 0, elements) for n in carried)
+        messages.append(Message(number, slices, 4 * elements * parts))
+    return gradients, messages
+
+
+def _gradient_us(rounds: int) -> float:
+    """By how much a step takes longer for each gradient that the engine takes instead of DDP."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from ddltrace.experiments.engine.attach import attach
+
+    inputs = torch.ones(4, 16)
+    medians = []
+    for engine in (False, True):
+        model: nn.Module = nn.Sequential(*(nn.Linear(16, 16) for _ in range(_LAYERS)))
+        exchange = None
+        if engine:
+            exchange = attach(model, parse("bf16"))  # one message a step of few bytes, as DDP's
+            model = exchange.model
+        else:
+            model = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        times = []
+        for number in range(_WARMUP + 4 * rounds):
+            dist.barrier()
+            begin = time.perf_counter_ns()
+            model(inputs).sum().backward()
+            optimizer.step()  # waits for the messages
+            if number >= _WARMUP:
+                times.append((time.perf_counter_ns() - begin) / 1e3)
+        medians.append(statistics.median(times))
+        if exchange is not None:
+            exchange.close()
+    return max(medians[1] - medians[0], 0.0) / (2 * _LAYERS)
 
 
 if __name__ == "__main__":
-    _rank(Path(sys.argv[1]), int(sys.argv[2]))
+    _rank(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

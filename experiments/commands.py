@@ -564,6 +564,13 @@ Examples:
 @_timeout(300.0, "the measurement is ended")
 @flat_network_options
 @click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="SPEC",
+    help="A strategy to time a message of; repeat it for more.  [default: every technique]",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -581,23 +588,33 @@ def calibrate_command(
     timeout: float,
     hosts: int | None,
     bandwidth: str | None,
+    strategies: tuple[str, ...],
     output: Path | None,
     trace: Path | None,
 ) -> None:
-    """Measure what an all_reduce costs here, for ddltrace whatif.
+    """Measure what messages cost here, for ddltrace whatif.
 
     All_reduces of 1 KiB to 16 MiB run on all ranks and on two of them, with NCCL where there are
-    GPUs, else with Gloo. Run it on the machines, and with the number of ranks, of the job whose
+    GPUs, else with Gloo. With Gloo, the engine's exchanges follow: what codecs and architectures
+    take of the processors. Run it on the machines, and with the number of ranks, of the job whose
     trace is asked about.
     """
     from ddltrace.analyzer.whatif.calibration import FILE
     from ddltrace.experiments.calibration import calibrate
+    from ddltrace.experiments.predicted import applicable
     from ddltrace.tracer.optional_packages import require_torch
 
     require_torch("ddltrace experiment calibrate")
     _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
     file = output or (trace or Path()) / FILE
-    found = calibrate(hosts or ranks or 2, rounds, timeout, hosts=hosts, bandwidth=bandwidth)
+    found = calibrate(
+        hosts or ranks or 2,
+        rounds,
+        timeout,
+        hosts=hosts,
+        bandwidth=bandwidth,
+        strategies=strategies or applicable(),
+    )
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for point in found["points"]:
         click.echo(f"{point['ranks']} ranks, {point['bytes']:>10,} bytes: {point['us']:,.0f} us")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -20,6 +20,7 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import host_uses
+from ddltrace.analyzer.whatif.calibration import Calibration
 from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
 from ddltrace.analyzer.whatif.program import (
     LAUNCH,
@@ -40,7 +41,7 @@ from ddltrace.experiments.messages.message_plan import Gradient, Message, Messag
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.catalogue import techniques
-from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.strategy.spec import exchange_of, parse
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.bsp import Bsp
 from ddltrace.tracer.errors import UsageError
@@ -71,6 +72,7 @@ def apply(
     *,
     network: Network | None,
     ranks: int,
+    calibration: Calibration | None = None,
 ) -> Edit:
     """Replaces the gradient messages of a program by those of a strategy.
 
@@ -81,6 +83,7 @@ def apply(
         spec: The strategy.
         network: What messages cost.
         ranks: How many ranks exchange the messages: the program is resized afterwards.
+        calibration: What the engine's messages take of processors, where it is measured.
 
     Raises:
         Refused: The trace does not hold what the strategy would do to the job.
@@ -99,6 +102,7 @@ def apply(
         gradients=gradients,
         network=network,
         ranks=ranks,
+        calibration=calibration,
     ).edit()
 
 
@@ -199,12 +203,14 @@ class _Cost:
         rounds: Messages that follow each other.
         encode_ns: On each rank before it is sent.
         decode_ns: On each rank after it has come.
+        processor_ns: As in `Exchange`; it contains encoding and decoding.
     """
 
     link_bytes: float
     rounds: int
-    encode_ns: float
-    decode_ns: float
+    encode_ns: float = 0.0
+    decode_ns: float = 0.0
+    processor_ns: float | None = None
 
 
 class _Dispatched:
@@ -270,6 +276,7 @@ class _Exchanged:
         gradients: list[Gradient],
         network: Network,
         ranks: int,
+        calibration: Calibration | None,
     ) -> None:
         self._joined, self._program, self._work = joined, program, work
         self._strategy, self._gradients = strategy, gradients
@@ -285,6 +292,7 @@ class _Exchanged:
             self._plan = schedule.plan(gradients)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self._calibration = calibration if network.machines and not self._is_ddp else None
         codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
         if codec is not None:
             crowded = _ranks_per_processor(joined)
@@ -295,6 +303,7 @@ class _Exchanged:
         self._queue = next(each.queue for each in program.exchanges if _carries_gradients(each))
         self._signals: dict[int, tuple[int, int]] = {}
         self._numbers: dict[int, list[int]] = {}
+        self._ready: list[int] = []
 
     def edit(self) -> Edit:
         """The program with the strategy's messages, and its work."""
@@ -317,9 +326,11 @@ class _Exchanged:
                         queue=self._queue,
                         link_bytes=cost.link_bytes,
                         rounds=cost.rounds,
+                        processor_ns=cost.processor_ns,
                         tensors=1,
                     )
                 )
+        self._ready = [number for (_, index), number in signal_of.items() if index != NULL]
         made = [self._items(place, signal_of) for place in range(len(program.ranks))]
         edited = replace(
             program,
@@ -331,10 +342,24 @@ class _Exchanged:
         )
         return Edit(edited, [items.work for items in made], cycle, self._more_us())
 
+    @property
+    def _is_ddp(self) -> bool:
+        """Whether PyTorch itself runs it."""
+        return isinstance(self._strategy.schedule, DdpBuckets) and not (
+            self._strategy.encodes or self._strategy.architecture
+        )
+
+    def _measured_ns(self, message: Message) -> float | None:
+        """What a message takes of processors by the calibration."""
+        if self._calibration is None:
+            return None
+        exchange = exchange_of(self._strategy.spec)
+        return self._calibration.exchange_ns(exchange, message.elements, len(message.slices))
+
     def _more_us(self) -> float:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""
-        if isinstance(self._schedule, DdpBuckets) and not self._strategy.encodes:
-            return 0.0  # PyTorch itself runs it
+        if self._is_ddp or all(cost.processor_ns is not None for cost in self._costs):
+            return 0.0
         codec_us = sum(cost.encode_ns + cost.decode_ns for cost in self._costs) / 1e3
         return len(self._costs) * _ENGINE_US + (_SLOWER_CODEC - 1) * codec_us
 
@@ -355,6 +380,9 @@ class _Exchanged:
         )
         form = codec.exchange(message.elements, ranks)
         rounds = messages_in_a_row(form, ranks)
+        measured = self._measured_ns(message)
+        if measured is not None:
+            return _Cost(sent, rounds, processor_ns=measured)
         encode, decode = _codec_ns_per_element(codec)
         if form == "all_to_all":  # each rank averages a part of all payloads, and encodes it
             rounds, encode, decode = 2 * rounds, encode * (1 + 1 / ranks), 2 * decode
@@ -364,13 +392,14 @@ class _Exchanged:
     def _plain(self, message: Message) -> _Cost:
         """What a message costs as it is."""
         ranks, architecture = self._ranks, self._strategy.architecture
+        measured = self._measured_ns(message)
         if isinstance(architecture, Architecture):
             size = message.bytes / max(message.elements, 1)
             plan = architecture.plan(range(ranks), message.elements)
             loads = [_busiest(each, size) for each in plan]
-            return _Cost(sum(loads), len(plan), 0.0, 0.0)
+            return _Cost(sum(loads), len(plan), processor_ns=measured)
         size = bytes_on_link("all_reduce", ranks, message.bytes)
-        return _Cost(size, messages_in_a_row("all_reduce", ranks), 0.0, 0.0)
+        return _Cost(size, messages_in_a_row("all_reduce", ranks), processor_ns=measured)
 
     def _items(self, place: int, signal_of: dict[tuple[int, int], int]) -> Items:
         """The items of a rank, with gradients that become ready, and waits for the new messages."""
@@ -386,7 +415,9 @@ class _Exchanged:
         at = np.concatenate([own[kept], [point[0] for point in points]])
         kind = np.concatenate([items.kind[kept], [point[2] for point in points]]).astype(np.int64)
         exchange = np.concatenate([items.exchange[kept], [point[3] for point in points]])
-        extra = np.concatenate([items.extra[kept], np.zeros(len(points))])
+        delay = self._delays(items, ~kept & (items.kind == LAUNCH), clock)
+        added = [delay(point[0]) if point[2] == LAUNCH else 0.0 for point in points]
+        extra = np.concatenate([items.extra[kept], added])
         # At one instant: what the rank does itself, signals, waits, then the end of the step.
         order = np.lexsort((np.arange(len(at)), kind == STEP_END, at))
         at, kind, exchange, extra = (
@@ -397,10 +428,34 @@ class _Exchanged:
         )
         between = np.diff(np.append(0.0, at))
         between += self._codec_work(kind, exchange)
+        if self._calibration is not None:
+            between[(kind == LAUNCH) & np.isin(exchange, self._ready)] += (
+                self._calibration.gradient_us * 1e3
+            )
         ends = np.cumsum(kind == STEP_END)
         step = np.append(0, ends[:-1])
         nothing = np.zeros(len(at), dtype=np.int64)
         return Items(kind, exchange, between, extra, nothing, nothing, step)
+
+    def _delays(
+        self, items: Items, launches: IntArray, clock: _OwnTime
+    ) -> Callable[[float], float]:
+        """How long a message that becomes ready at a time takes to its queue.
+
+        As the recorded launch that comes next does: where ranks share processors, the library's
+        threads wait for one as long as the ranks compute.
+
+        Args:
+            items: The rank's items.
+            launches: Which of them launch gradients.
+            clock: The rank's own time.
+        """
+        rows = np.flatnonzero(launches)
+        if not len(rows):
+            return lambda _: 0.0
+        own = np.array([clock.at(int(until)) for until in items.until[rows]])
+        extra = items.extra[rows]
+        return lambda at: float(extra[min(int(np.searchsorted(own, at)), len(rows) - 1)])
 
     def _codec_work(self, kind: IntArray, exchange: IntArray) -> FloatArray:
         """What encoding before a message's last gradient, and decoding after its wait, take."""

@@ -55,6 +55,7 @@ def verify(
             settings.timeout_s,
             hosts=settings.hosts,
             bandwidth=settings.bandwidth,
+            strategies=specs,
         )
         (trace / FILE).write_text(json.dumps(found), encoding="utf-8")
     else:

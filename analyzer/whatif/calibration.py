@@ -1,8 +1,11 @@
 """What ``ddltrace experiment calibrate`` has measured: the costs of messages on a machine.
 
-The file is JSON: ``schema`` (``ddltrace.calibration/1``), ``library``, ``created`` and ``points``,
-the median time of an all_reduce of each size on each number of ranks, as objects with
-``ranks``, ``bytes``, ``us``.
+The file is JSON: ``schema`` (``ddltrace.calibration/1``), ``library`` and ``created``; ``points``,
+the median time of an all_reduce of each size on each number of ranks, as objects with ``ranks``,
+``bytes``, ``us``; ``exchanges``, the median time in which the engine averages a message with a
+codec or architecture on links of at least 10 Gbit/s, eight messages at once, as objects with
+``strategy``, ``ranks``, ``elements``, ``parts`` (gradients that it carries), ``us``; and
+``gradient_us``, what the engine takes for each gradient beside DDP.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from ddltrace.analyzer.whatif.costs import bytes_on_link, messages_in_a_row
+from ddltrace.analyzer.whatif.costs import SMALL, messages_in_a_row
 from ddltrace.tracer.errors import UsageError
 
 SCHEMA: Final = "ddltrace.calibration/1"
@@ -29,6 +32,16 @@ class Point(msgspec.Struct, frozen=True):
     us: float
 
 
+class Exchanged(msgspec.Struct, frozen=True):
+    """The time in which the engine averages a message of float32."""
+
+    strategy: str
+    ranks: int
+    elements: int
+    us: float
+    parts: int = 1
+
+
 class Calibration(msgspec.Struct, frozen=True):
     """All that was measured; see the module."""
 
@@ -36,24 +49,40 @@ class Calibration(msgspec.Struct, frozen=True):
     library: str
     created: str
     points: list[Point]
+    exchanges: list[Exchanged] = []
+    gradient_us: float = 0.0
 
-    def overhead_ns(self) -> float:
-        """The overhead of a message, by the fit of least relative error over all points."""
-        terms = np.array(
-            [
-                (
-                    messages_in_a_row("all_reduce", point.ranks) / point.us,
-                    bytes_on_link("all_reduce", point.ranks, point.bytes) / point.us,
-                )
-                for point in self.points
-            ]
-        )
-        found, *_ = np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)
-        return max(float(found[0]), 0.0) * 1e3
+    def exchange_ns(self, strategy: str, elements: int, parts: int) -> float | None:
+        """What the engine's average of a vector takes of the processors; None if not measured.
+
+        Args:
+            strategy: A codec, an architecture, or ``ddp``.
+            elements: Of the vector.
+            parts: Gradients that it carries.
+        """
+        points = [each for each in self.exchanges if each.strategy == strategy]
+        if len(points) < 3:
+            return None
+        terms = np.array([(1.0, each.elements, each.parts) for each in points])
+        found, *_ = np.linalg.lstsq(terms, np.array([each.us for each in points]), rcond=None)
+        least = min(each.us for each in points)
+        return 1e3 * max(float(found @ (1.0, elements, parts)), least)
+
+    def overhead_ns(self, ranks: int) -> float:
+        """The overhead of a message by the small vectors, on the nearest number of ranks.
+
+        Args:
+            ranks: How many ranks exchange messages.
+        """
+        nearest = min((point.ranks for point in self.points), key=lambda each: abs(each - ranks))
+        times = [(point.bytes, point.us) for point in self.points if point.ranks == nearest]
+        least = min(size for size, _ in times)
+        small = [us for size, us in times if size <= max(SMALL, least)]
+        return float(np.median(small)) * 1e3 / messages_in_a_row("all_reduce", nearest)
 
 
-def read_calibration(path: Path) -> float:
-    """The overhead of a message by the file of a calibration, ns.
+def read_calibration(path: Path) -> Calibration:
+    """Reads the file of a calibration.
 
     Raises:
         UsageError: It is not a calibration.
@@ -67,4 +96,4 @@ def read_calibration(path: Path) -> float:
         raise UsageError(
             f"{path} is not a calibration of {SCHEMA}: write one with ddltrace experiment calibrate"
         )
-    return found.overhead_ns()
+    return found

@@ -10,12 +10,14 @@ and how many messages follow each other:
 | broadcast, reduce (binomial tree) | ceil(log2 p) n | ceil(log2 p) |
 | send | n | 1 |
 
-Time = messages x overhead + bytes / bandwidth. Both are fitted to the trace: from the times in
-which at least one message was under way, because messages that share a link are slower than alone.
-The overhead of a message, work of its ranks, is not hidden by other messages: with Gloo on
-4 hosts at 400 Mbit/s, 14 messages in place of 2 take 22 ms more, nearly 2 ms each, though two are
-in flight (`wfbp` in benchmarks/whatif-ledger.jsonl). The latency of the network, which a question
-may give, is hidden.
+On a GPU, time = messages x overhead + bytes / bandwidth. With Gloo, whose ring has two segments in
+flight, the overhead is work of processors, most of which goes on while data is on its way. A
+message takes what is longer: messages x overhead on the processors of its machines, or bytes /
+bandwidth and a part of that work on the links. Messages in flight at the same time share both. On 4
+emulated hosts that share two cores, all_reduces of 1 to 64 KiB take some 4 ms whatever their size,
+and those of 1 MiB or more within 2 % of bytes / bandwidth (``ddltrace experiment calibrate``).
+
+The latency of the network, which a question may give, comes before the data.
 """
 
 from __future__ import annotations
@@ -30,10 +32,16 @@ from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
 from ddltrace.analyzer.whatif.program import Exchange, Program
-from ddltrace.analyzer.whatif.replay import LinkUse, Replayed
+from ddltrace.analyzer.whatif.replay import Demand, LinkUse, Replayed
 
 PAYLOAD: Final = 1448 / 1514
 """Part of an Ethernet frame of 1,514 bytes that TCP with time stamps over IPv4 fills with data."""
+
+HIDDEN: Final = (0.75, 0.5, 1.0)
+"""How much of the processors' work for a message data hides: likely, least and most.
+
+Of a message alone, nearly all. In steps, where ranks compute besides, the likely share gave the
+least errors on emulated links (docs/whatif-accuracy.md)."""
 
 SMALL: Final = 4096
 """Bytes of a vector whose transfer is all overhead."""
@@ -68,31 +76,58 @@ class Network:
     """What messages cost.
 
     Attributes:
-        overhead_ns: What the ranks do for one message; other messages wait for it.
+        overhead_ns: What the ranks do for one message.
         ns_per_byte: Of the busiest link.
         hosts: The host of each rank, numbered.
+        machines: The machine of each rank whose processors do that, numbered; empty if the device
+            does.
         latency_ns: Of one message on its way, beside other messages.
+        hidden: How much of the processors' work goes on beside data.
+        scale: By which factor that work differs from what is known of it.
     """
 
     overhead_ns: float
     ns_per_byte: float
     hosts: tuple[int, ...]
+    machines: tuple[int, ...] = ()
     latency_ns: float = 0.0
+    hidden: float = HIDDEN[0]
+    scale: float = 1.0
+
+    def alone_ns(self, rounds: int, size: float) -> float:
+        """How long messages that follow each other take with their bytes, beside no others."""
+        overhead, data = rounds * self.overhead_ns, size * self.ns_per_byte
+        if not self.machines:
+            return overhead + data
+        return max(overhead, data + (1 - self.hidden) * overhead)
 
     def use(self, exchange: Exchange) -> LinkUse:
         """What an exchange costs on the links of its hosts; within a host, on the host's memory."""
-        ranks = len(exchange.places)
+        places = exchange.places.tolist()
         size, rounds = exchange.link_bytes, exchange.rounds
         if size is None:
-            size = bytes_on_link(exchange.op, ranks, exchange.bytes)
+            size = bytes_on_link(exchange.op, len(places), exchange.bytes)
         if rounds is None:
-            rounds = messages_in_a_row(exchange.op, ranks)
-        links = tuple(sorted({self.hosts[place] for place in exchange.places.tolist()}))
-        return LinkUse(
-            rounds * self.latency_ns,
-            links,
-            rounds * self.overhead_ns + size * self.ns_per_byte,
-        )
+            rounds = messages_in_a_row(exchange.op, len(places))
+        links = tuple(sorted({self.hosts[place] for place in places}))
+        work, data = self.processor_ns(exchange), size * self.ns_per_byte
+        if self.machines:
+            processors = tuple(sorted({-1 - self.machines[place] for place in places}))
+            flows = data + (1 - self.hidden) * work if data else 0.0
+            demands = [Demand(links, flows), Demand(processors, work)]
+        else:
+            demands = [Demand(links, work + data)]
+        met = tuple(demand for demand in demands if demand.busy_ns)
+        return LinkUse(rounds * self.latency_ns, met)
+
+    def processor_ns(self, exchange: Exchange) -> float:
+        """What an exchange takes of processors, or of the device, beside its data."""
+        if exchange.processor_ns is not None:
+            return exchange.processor_ns * self.scale
+        rounds = exchange.rounds
+        if rounds is None:
+            rounds = messages_in_a_row(exchange.op, len(exchange.places))
+        return rounds * self.overhead_ns * self.scale
 
 
 def small_overheads(joined: Joined) -> tuple[float, float, float]:
@@ -120,6 +155,7 @@ def fit(
     program: Program,
     replayed: Replayed,
     hosts: tuple[int, ...],
+    machines: tuple[int, ...],
     overhead_ns: float,
     *,
     is_measured: bool = False,
@@ -130,6 +166,7 @@ def fit(
         program: The program.
         replayed: Its replay with recorded transfers.
         hosts: As in `Network`.
+        machines: As in `Network`.
         overhead_ns: Of one message, by `small_overheads` or a calibration.
         is_measured: Whether that counts in any case; else only where the messages of the program
             are too much alike to tell overhead from bandwidth.
@@ -150,29 +187,41 @@ def fit(
     time = np.maximum.reduceat(end[order], first) - begin[order][first]
     size = np.add.reduceat(size[order], first)
     count = np.add.reduceat(count[order], first)
-    if not is_measured:
-        found = _overhead_and_rate(time, size, count)
-        if found is not None:
-            return Network(*found, hosts)
-    large = size >= size.max() / 2
-    rest = np.maximum(time[large] - overhead_ns * count[large], 0.0)
-    return Network(overhead_ns, float(np.median(rest / size[large])), hosts)
-
-
-def _overhead_and_rate(
-    time: FloatArray, size: FloatArray, count: FloatArray
-) -> tuple[float, float] | None:
-    """Overhead of a message and time of a byte of the least relative error.
-
-    None where all times have about as many bytes for each message and so do not tell one from the
-    other, or one of them would be negative.
-    """
     ratio = size / count
-    if len(time) < _LEAST or ratio.max() < _SPREAD * ratio.min():
-        return None
+    if not is_measured and len(time) >= _LEAST and ratio.max() >= _SPREAD * ratio.min():
+        found = _larger_of(time, size, count) if machines else _sum_of(time, size, count)
+        if found is not None:
+            return Network(*found, hosts, machines)
+    large = size >= size.max() / 2
+    shown = 1 - HIDDEN[0] if machines else 1.0
+    rest = np.maximum(time[large] - shown * overhead_ns * count[large], 0.0)
+    return Network(overhead_ns, float(np.median(rest / size[large])), hosts, machines)
+
+
+def _sum_of(time: FloatArray, size: FloatArray, count: FloatArray) -> tuple[float, float] | None:
+    """Overhead of a message and time of a byte of the least relative error of their sum.
+
+    None if one of them would be negative.
+    """
     terms = np.stack([count, size], axis=1) / time[:, None]
     weight = np.ones(len(time))
     for _ in range(_ROUNDS):  # reweighted: the least absolute error, which outliers do not move
         found, *_ = np.linalg.lstsq(terms * weight[:, None], weight, rcond=None)
         weight = 1 / np.sqrt(np.maximum(np.abs(terms @ found - 1), _CLOSE))
     return (float(found[0]), float(found[1])) if found.min() >= 0 else None
+
+
+def _larger_of(time: FloatArray, size: FloatArray, count: FloatArray) -> tuple[float, float] | None:
+    """Overhead of a message and time of a byte if the larger one of both is the time.
+
+    None if all times are explained by one of them.
+    """
+    ratio = size / count
+    by_bytes = ratio >= np.sqrt(ratio.max() * ratio.min())
+    for _ in range(_ROUNDS):
+        if by_bytes.all() or not by_bytes.any():
+            return None
+        per_byte = float(np.median(time[by_bytes] / size[by_bytes]))
+        overhead = float(np.median(time[~by_bytes] / count[~by_bytes]))
+        by_bytes = per_byte * size > overhead * count
+    return overhead, per_byte

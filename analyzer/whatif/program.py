@@ -51,6 +51,8 @@ class Exchange:
         step: Index of the step in which its first rank launches it.
         link_bytes: Bytes on its busiest link; None for those of its operation.
         rounds: Messages that follow each other; None for those of its operation.
+        processor_ns: What it takes of processors, where it is measured; None for the overhead of
+            its messages.
     """
 
     op: str
@@ -64,6 +66,7 @@ class Exchange:
     step: int
     link_bytes: float | None = None
     rounds: int | None = None
+    processor_ns: float | None = None
 
 
 class Controller(Protocol):

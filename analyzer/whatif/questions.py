@@ -24,8 +24,9 @@ from ddltrace.analyzer.formatting.units import share_text, time_text
 from ddltrace.analyzer.joined.rendezvous import TREE, links
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
-from ddltrace.analyzer.whatif.calibration import FILE, read_calibration
+from ddltrace.analyzer.whatif.calibration import FILE, Calibration, read_calibration
 from ddltrace.analyzer.whatif.costs import (
+    HIDDEN,
     PAYLOAD,
     Network,
     bytes_on_link,
@@ -35,6 +36,7 @@ from ddltrace.analyzer.whatif.costs import (
 )
 from ddltrace.analyzer.whatif.program import (
     LAUNCH,
+    SIGNAL,
     Exchange,
     Items,
     Program,
@@ -58,6 +60,11 @@ PER_DOUBLING: Final = 0.25
 
 Covers 9 of 10 all-reduces on 3 to 8 A100s, taken by the formula from those of the same size on 2 to
 4 (VIA-Research/vTrain, `trace/a100`, 1 MiB to 1 GiB): most are 0 to 20 % shorter than that."""
+
+_PROCESSORS: Final = (0.75, 1.5)
+"""By which factors the processors' work for messages may differ from what is known of it.
+
+Calibrations of one machine differed by up to 30 %; in a job the engine's threads take more."""
 
 _NORMAL_90: Final = 1.645 / 2.576
 """Half the width of a normal distribution's 90 % interval over that of its 99 % interval."""
@@ -227,15 +234,17 @@ class WhatIf:
         self.program = find_program(joined)
         names = sorted(set(self.program.hosts))
         self._hosts = tuple(names.index(host) for host in self.program.hosts)
+        self._machines = _machines(joined)
         self._as_is = Replay(self.program).run()
         self.baseline_us = _recorded_us(self.program)
         replayed = float(np.median(periods(self._as_is.ends))) / 1e3
         self.self_replay_error = replayed / self.baseline_us - 1
         fits = (
-            fit(self.program, self._as_is, self._hosts, overhead)
+            fit(self.program, self._as_is, self._hosts, self._machines, overhead)
             for overhead in small_overheads(joined.joined)
         )
         self._networks = list(dict.fromkeys(each for each in fits if each is not None))
+        self._calibration: Calibration | None = None
         self._uses: list[HostUse] | None = None
 
     @property
@@ -243,13 +252,13 @@ class WhatIf:
         """What messages cost in the trace, as far as it is known."""
         return self._networks[0] if self._networks else None
 
-    def use_calibration(self, overhead_ns: float) -> None:
-        """Takes the measured overhead of a message; the time of a byte stays that of the trace.
-
-        Args:
-            overhead_ns: Of one message, see `Network`.
-        """
-        found = fit(self.program, self._as_is, self._hosts, overhead_ns, is_measured=True)
+    def use_calibration(self, calibration: Calibration) -> None:
+        """Takes the measured overhead of a message; the time of a byte stays that of the trace."""
+        self._calibration = calibration
+        overhead = calibration.overhead_ns(len(self.program.ranks))
+        found = fit(
+            self.program, self._as_is, self._hosts, self._machines, overhead, is_measured=True
+        )
         self._networks = [] if found is None else [found]
 
     def ask_strategies(self, question: Question, specs: Sequence[str]) -> list[Answer]:
@@ -293,6 +302,7 @@ class WhatIf:
                 question.strategy,
                 network=self.network,
                 ranks=question.ranks or len(self.program.ranks),
+                calibration=self._calibration,
             )
         program, work = edit.program, edit.work
         hosts, spread = self._hosts, 0.0
@@ -331,6 +341,11 @@ class WhatIf:
         self, question: Question, case: _Case, hosts: tuple[int, ...], spread: float
     ) -> Answer:
         """Answers with the messages on links: the ratio to the same model of the job as it is."""
+        machines = self._machines
+        if machines and hosts != self._hosts:
+            # Hosts that are emulated on one machine share its processors.
+            one = len(set(machines)) < len(set(self._hosts))
+            machines = (0,) * len(hosts) if one else hosts
         if self.network is None:
             raise Refused("the trace holds no sizes of messages: what links cost is not known")
         on_links = (question.bandwidth, question.latency, question.hosts) != (None,) * 3
@@ -343,17 +358,52 @@ class WhatIf:
             likely, least, most = self._ns_per_byte(question, network)
             overhead, latency = network.overhead_ns, 0.0
             if question.latency is not None:
-                overhead, latency = 0.0, question.latency * 1e9
+                overhead = overhead if machines else 0.0
+                latency = question.latency * 1e9
+            there = Network(overhead, likely, hosts, machines, latency)
+            costs = [there] if number == 0 else []
             rates = [least * (1 - spread), most * (1 + spread)]
-            for per_byte in ([likely] if number == 0 else []) + rates:
-                asked = replace(case, network=Network(overhead, per_byte, hosts, latency))
+            costs += [replace(there, ns_per_byte=rate) for rate in rates]
+            if machines:
+                costs += [replace(there, hidden=hidden) for hidden in HIDDEN[1:]]
+                costs += [replace(there, scale=factor) for factor in _PROCESSORS]
+            for cost in costs:
+                asked = replace(case, network=cost)
                 replays.append(self._replay(asked))
-                times.append(self._step_us(case, replays[-1]) * self.baseline_us / fitted)
+                time = self._step_us(case, replays[-1]) * self.baseline_us / fitted
+                times.append(max(time, self._processors_us(question, asked, network)))
             # The model may be as wrong there as it is on the job as it is.
             error = abs(fitted / self.baseline_us - 1)
             times += [times[0] * (1 - error), times[0] * (1 + error)]
         times.append(times[0] + case.more_us)
         return self._with_interval(question, case, replays[0], times)
+
+    def _processors_us(self, question: Question, case: _Case, network: Network) -> float:
+        """The least time per step of machines whose processors ranks and messages share.
+
+        The processor time that the ranks used, less what their messages took, plus what those of
+        the case take. 0 where that is not known, or where ranks leave processors to messages.
+        """
+        asked = case.network
+        assert asked is not None
+        if not asked.machines or question.straggler or question.without_straggler is not None:
+            return 0.0
+        if self._uses is None:
+            self._uses = host_uses(self._joined.trace, self._joined.steady)
+        ranks, uses = len(self.program.ranks), self._uses
+        processors = max((use.processors for use in uses), default=0)
+        used = [us for use in uses for us in use.used_us.values()]
+        machines = len(set(self._machines))
+        if len(used) < ranks or ranks / machines < processors:
+            return 0.0
+        recorded = sum(float(items.work.sum()) for items in self.program.items) / ranks
+        worked = sum(float(work.sum()) for work in case.work) / len(case.work)
+        each = len(case.program.ranks) / len(set(asked.machines))
+        before = _processor_us(self.program, network) / machines
+        own = max(float(np.mean(used)) * ranks / machines / processors - before, 0.0)
+        more = _processor_us(case.program, asked) / len(set(asked.machines))
+        grown = each / (ranks / machines) * (worked / recorded if recorded else 1.0)
+        return own * grown + more / case.batches
 
     def _ns_per_byte(self, question: Question, network: Network) -> tuple[float, float, float]:
         """What a byte costs on the links: likely, at least and at most, ns.
@@ -368,7 +418,7 @@ class WhatIf:
         wire = 8e9 / (question.bandwidth * PAYLOAD)
         if len(set(self._hosts)) == 1:
             return max(wire, fitted) + min(wire, fitted) / 2, max(wire, fitted), wire + fitted
-        return wire, wire, wire + fitted / 2
+        return wire, wire, wire + fitted / 4
 
     def _replay(self, case: _Case) -> Replayed:
         try:
@@ -573,8 +623,7 @@ class WhatIf:
 
         def modelled(ranks: int) -> float:
             size = bytes_on_link(exchange.op, ranks, exchange.bytes)
-            rounds = messages_in_a_row(exchange.op, ranks)
-            return rounds * cost.overhead_ns + size * cost.ns_per_byte
+            return cost.alone_ns(messages_in_a_row(exchange.op, ranks), size)
 
         ratio = modelled(after) / modelled(before) if modelled(before) else 1.0
         return replace(
@@ -658,6 +707,23 @@ def _tree(ranks: int) -> IntArray:
     place = np.arange(ranks)
     below = np.stack([place, links(TREE, place, np.full(ranks, ranks))], axis=1)[1:]
     return np.concatenate([below, below[:, ::-1]])
+
+
+def _processor_us(program: Program, network: Network) -> float:
+    """What the messages of a step take of processors."""
+    work = sum(network.processor_ns(each) for each in program.exchanges if each.op != SIGNAL)
+    return work / len(program.steps) / 1e3
+
+
+def _machines(joined: JoinedSteps) -> tuple[int, ...]:
+    """As in `Network`: ranks of one machine share a clock."""
+    trace = joined.trace
+    infos = [trace.infos(rank)[-1] for rank in joined.joined.messages.ranks]
+    if any((info.device or "cpu") != "cpu" for info in infos):
+        return ()
+    clocks = [info.clock_domain.partition(" ")[0] or info.host for info in infos]
+    names = sorted(set(clocks))
+    return tuple(names.index(clock) for clock in clocks)
 
 
 def _on_hosts(ranks: int, hosts: int) -> tuple[int, ...]:

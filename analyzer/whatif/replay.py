@@ -6,8 +6,9 @@ completes first completes, the ranks that waited for it go on, and so forth. Wha
 later than that, so messages complete in the order of time. Cost: linear in the items, with one
 Python iteration for each item of ranks that do the same.
 
-Messages take their recorded transfer, or share links: then each has a latency, and an amount of
-data on the links of its hosts, which messages in flight at the same time share max-min fairly.
+Messages take their recorded transfer, or share resources: then each has a latency, and demands on
+the links of its hosts and the processors of its machines, which messages in flight at the same time
+share max-min fairly. It is complete when all its demands are met.
 """
 
 from __future__ import annotations
@@ -32,22 +33,33 @@ from ddltrace.tracer.errors import TraceError
 
 
 @dataclass(frozen=True)
-class LinkUse:
-    """What an exchange costs on links that it may share.
+class Demand:
+    """What an exchange needs of resources of one kind.
 
     Attributes:
-        latency_ns: Before its data flows.
-        links: The links that it uses.
-        busy_ns: How long its data keeps the busiest of these links busy if nothing else uses them.
+        resources: The links or processors that it uses, all of them at the same time.
+        busy_ns: How long it keeps the busiest of them busy if nothing else uses them.
     """
 
-    latency_ns: float
-    links: tuple[int, ...]
+    resources: tuple[int, ...]
     busy_ns: float
 
 
+@dataclass(frozen=True)
+class LinkUse:
+    """What an exchange costs on resources that it may share.
+
+    Attributes:
+        latency_ns: Before its demands begin.
+        demands: Met at the same time; those of no length are left out.
+    """
+
+    latency_ns: float
+    demands: tuple[Demand, ...]
+
+
 _COMPLETE, _FLOWS, _SIGNALLED = range(3)
-"""What happens at an event: an exchange completes, its data begins to flow, or a signal."""
+"""What happens at an event: an exchange completes, its demands begin, or a signal."""
 
 LinkModel = Callable[[Exchange], LinkUse]
 
@@ -63,6 +75,7 @@ class _State:
         waiting: Walkers that wait for it.
         release: When each member was released.
         use: What it costs on links; None if it takes its recorded transfer, or before it starts.
+        unmet: How many of its demands are not met yet.
     """
 
     launched: FloatArray
@@ -71,6 +84,7 @@ class _State:
     waiting: list[_Walker] = field(default_factory=list)
     release: FloatArray | None = None
     use: LinkUse | None = None
+    unmet: int = 0
 
 
 @dataclass
@@ -117,17 +131,17 @@ class Replayed:
 
 @dataclass
 class _Flow:
-    """Data on links.
+    """A demand that is being met.
 
     Attributes:
         number: Its exchange.
-        links: The links.
-        left: How long what is left keeps its busiest link busy alone, ns.
-        rate: The share of its links that it has.
+        resources: The links or processors.
+        left: How long what is left keeps the busiest of them busy alone, ns.
+        rate: The share of them that it has.
     """
 
     number: int
-    links: tuple[int, ...]
+    resources: tuple[int, ...]
     left: float
     rate: float = 0.0
 
@@ -279,11 +293,12 @@ class Replay:
             return
         state.use = self._links(exchange)
         begins = float(release.max()) + state.use.latency_ns
-        kind = _FLOWS if state.use.busy_ns else _COMPLETE
+        state.unmet = len(state.use.demands)
+        kind = _FLOWS if state.unmet else _COMPLETE
         heapq.heappush(self._events, (begins, kind, number))
 
     def _complete_next(self) -> bool:
-        """Lets what happens next on the links happen; returns whether there was anything."""
+        """Lets what happens next happen; returns whether there was anything."""
         ends, which = self._next_flow()
         if self._events and self._events[0][0] <= ends:
             time, kind, number = heapq.heappop(self._events)
@@ -296,8 +311,10 @@ class Replay:
             if kind == _FLOWS:
                 use = self._states[number].use
                 assert use is not None
-                self._flows.append(_Flow(number, use.links, use.busy_ns))
-                self._share_links()
+                self._flows += [
+                    _Flow(number, demand.resources, demand.busy_ns) for demand in use.demands
+                ]
+                self._share_resources()
                 return True
             self._complete(number, time)
             return True
@@ -305,8 +322,11 @@ class Replay:
             return False
         self._advance(ends)
         self._flows.remove(which)
-        self._share_links()
-        self._complete(which.number, ends)
+        self._share_resources()
+        state = self._states[which.number]
+        state.unmet -= 1
+        if not state.unmet:
+            self._complete(which.number, ends)
         return True
 
     def _complete(self, number: int, time: float) -> None:
@@ -336,20 +356,20 @@ class Replay:
             self._states[number].launched[:] = time
             self._enqueue(number)
 
-    def _share_links(self) -> None:
-        """Gives each flow its share of its links: max-min fair."""
-        left = {link: 1.0 for flow in self._flows for link in flow.links}
+    def _share_resources(self) -> None:
+        """Gives each flow its share of its resources: max-min fair."""
+        left = {resource: 1.0 for flow in self._flows for resource in flow.resources}
         waiting = list(self._flows)
         while waiting:
-            users = Counter(link for flow in waiting for link in flow.links)
-            tightest = min(users, key=lambda link: left[link] / users[link])
+            users = Counter(resource for flow in waiting for resource in flow.resources)
+            tightest = min(users, key=lambda resource: left[resource] / users[resource])
             share = left[tightest] / users[tightest]
             for flow in waiting:
-                if tightest in flow.links:
+                if tightest in flow.resources:
                     flow.rate = share
-                    for link in flow.links:
-                        left[link] = max(left[link] - share, 0.0)
-            waiting = [flow for flow in waiting if tightest not in flow.links]
+                    for resource in flow.resources:
+                        left[resource] = max(left[resource] - share, 0.0)
+            waiting = [flow for flow in waiting if tightest not in flow.resources]
 
     def _next_flow(self) -> tuple[float, _Flow | None]:
         """The flow that ends first, and when; None if there is none."""

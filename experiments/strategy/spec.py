@@ -76,6 +76,20 @@ def parse(spec: str) -> Strategy:
     return strategy
 
 
+def exchange_of(spec: str) -> str:
+    """What sends and averages the messages of a strategy: its codec, modifier and architecture.
+
+    Args:
+        spec: The strategy.
+
+    Returns:
+        A spec of these techniques only; `BASELINE` if it has none of them.
+    """
+    found = _GRAMMAR.read(spec)
+    parts = [found[key].text for key in ("volume", MODIFIER, "architecture") if key in found]
+    return "+".join(parts) or BASELINE
+
+
 def row_strategy(name: str) -> Strategy | None:
     """The strategy of a row of an experiment.
 

@@ -212,7 +212,7 @@ def test_messages_share_a_link_and_a_queue():
 def test_a_ring_by_its_closed_form(ranks):
     size, latency, per_byte = 1_000_000, 2_000.0, 0.5
     rank = _items((LAUNCH, 0, 100), (WAIT, 0, 0), (STEP_END, -1, 0))
-    network = Network(0.0, per_byte, tuple(range(ranks)), latency)
+    network = Network(0.0, per_byte, tuple(range(ranks)), latency_ns=latency)
     program = _program([rank] * ranks, [_message(ranks=ranks, size=size)])
     replayed = Replay(program, links=network.use).run()
     expected = 100 + 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size * per_byte
