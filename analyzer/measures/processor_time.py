@@ -91,6 +91,13 @@ def host_uses(trace: Trace, steady: IntArray) -> list[HostUse]:
     return uses
 
 
+def processors_of(trace: Trace, rank: int) -> float:
+    """Processors of the host of a rank; 0 if that was not recorded."""
+    if not trace.has_counters(rank):
+        return 0.0
+    return _processors(trace.counters(rank))
+
+
 @dataclass(frozen=True)
 class _Readings:
     """What the counters of a rank say; 0 for what they do not.
@@ -110,11 +117,10 @@ def _read(trace: Trace, *, first: int, last: int) -> _Readings:
     """Reads the counters of a trace of one rank, from the end of the step before the first."""
     (rank,) = trace.ranks
     table = trace.counters(rank)
-    processors = _of_name(table, "host_processors")["value"].to_numpy()
+    most = _processors(table)
     table = _of_name(table, "process_cpu_time")
     step = table["step"].fill_null(-1).to_numpy()
     rows = np.flatnonzero((step >= first - 1) & (step <= last) & (step >= 0))
-    most = float(processors.max(initial=0.0))
     steps = int(np.ptp(step[rows])) if len(rows) else 0
     if steps < max(_LEAST_SHARE * (last - first + 1), 1):
         return _Readings(0.0, 0.0, most)
@@ -125,6 +131,10 @@ def _read(trace: Trace, *, first: int, last: int) -> _Readings:
         used_us=float(used_s[end] - used_s[begin]) * 1e6 / steps,
         processors=most,
     )
+
+
+def _processors(counters: pa.Table) -> float:
+    return float(_of_name(counters, "host_processors")["value"].to_numpy().max(initial=0.0))
 
 
 def _of_name(table: pa.Table, name: str) -> pa.Table:

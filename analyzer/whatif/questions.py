@@ -23,7 +23,7 @@ from ddltrace.analyzer.formatting.quantities import parse_time
 from ddltrace.analyzer.formatting.units import share_text, time_text
 from ddltrace.analyzer.joined.rendezvous import TREE, links
 from ddltrace.analyzer.measures.measure import JoinedSteps
-from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
+from ddltrace.analyzer.measures.processor_time import HostUse, host_uses, processors_of
 from ddltrace.analyzer.whatif.calibration import FILE, Calibration, read_calibration
 from ddltrace.analyzer.whatif.costs import (
     HIDDEN,
@@ -65,6 +65,12 @@ _PROCESSORS: Final = (0.75, 1.5)
 """By which factors the processors' work for messages may differ from what is known of it.
 
 Calibrations of one machine differed by up to 30 %; in a job the engine's threads take more."""
+
+_CROWDED: Final = 1.5
+"""The overhead of a message grows with this power of the ranks that share a processor.
+
+Ranks wait at each message for threads that wait for a processor. On two processors, the overhead on
+4 ranks was 4 times that on 2, and on 6 ranks less than twice that on 4."""
 
 _NORMAL_90: Final = 1.645 / 2.576
 """Half the width of a normal distribution's 90 % interval over that of its 99 % interval."""
@@ -305,10 +311,12 @@ class WhatIf:
                 calibration=self._calibration,
             )
         program, work = edit.program, edit.work
-        hosts, spread = self._hosts, 0.0
+        hosts, spread, crowding = self._hosts, 0.0, 1.0
         if question.ranks is not None and question.ranks != len(program.ranks):
-            program, work, hosts = self._resize(program, work, question.ranks)
+            crowding = self._crowding(question.ranks, question.hosts)
+            program, work, hosts = self._resize(program, work, question.ranks, crowding)
             spread = PER_DOUBLING * abs(math.log2(question.ranks / len(self.program.ranks)))
+            spread += PER_DOUBLING if crowding != 1 else 0.0
         if question.hosts is not None:
             hosts = _on_hosts(len(program.ranks), question.hosts)
         like_others = () if question.without_straggler is None else (question.without_straggler,)
@@ -317,7 +325,7 @@ class WhatIf:
         )
         if (question.strategy, question.bandwidth, question.latency, question.hosts) == (None,) * 4:
             return self._compare(question, case, spread)
-        return self._on_network(question, case, hosts, spread)
+        return self._on_network(question, case, hosts, spread, crowding)
 
     # --- how long a step takes -----------------------------------------------------------------
 
@@ -338,7 +346,12 @@ class WhatIf:
         return self._with_interval(question, case, replayed, [time * own for time in times])
 
     def _on_network(
-        self, question: Question, case: _Case, hosts: tuple[int, ...], spread: float
+        self,
+        question: Question,
+        case: _Case,
+        hosts: tuple[int, ...],
+        spread: float,
+        crowding: float,
     ) -> Answer:
         """Answers with the messages on links: the ratio to the same model of the job as it is."""
         machines = self._machines
@@ -356,7 +369,7 @@ class WhatIf:
             before = _Case(self.program, [items.work for items in self.program.items], network)
             fitted = self._step_us(before, self._replay(before))
             likely, least, most = self._ns_per_byte(question, network)
-            overhead, latency = network.overhead_ns, 0.0
+            overhead, latency = network.overhead_ns * crowding**_CROWDED, 0.0
             if question.latency is not None:
                 overhead = overhead if machines else 0.0
                 latency = question.latency * 1e9
@@ -388,9 +401,7 @@ class WhatIf:
         assert asked is not None
         if not asked.machines or question.straggler or question.without_straggler is not None:
             return 0.0
-        if self._uses is None:
-            self._uses = host_uses(self._joined.trace, self._joined.steady)
-        ranks, uses = len(self.program.ranks), self._uses
+        ranks, uses = len(self.program.ranks), self._host_uses()
         processors = max((use.processors for use in uses), default=0)
         used = [us for use in uses for us in use.used_us.values()]
         machines = len(set(self._machines))
@@ -441,11 +452,15 @@ class WhatIf:
         """The least time per step by processor time, if a late rank is as the others."""
         if not case.like_others:
             return 0.0
+        return max(
+            (use.step_us - use.most_saved_us(case.like_others) for use in self._host_uses()),
+            default=0.0,
+        )
+
+    def _host_uses(self) -> list[HostUse]:
         if self._uses is None:
             self._uses = host_uses(self._joined.trace, self._joined.steady)
-        return max(
-            (use.step_us - use.most_saved_us(case.like_others) for use in self._uses), default=0.0
-        )
+        return self._uses
 
     def _with_interval(
         self, question: Question, case: _Case, replayed: Replayed, times: Sequence[float]
@@ -568,13 +583,38 @@ class WhatIf:
 
     # --- another number of ranks ---------------------------------------------------------------
 
+    def _crowding(self, ranks: int, hosts: int | None) -> float:
+        """How many times as many ranks share a processor as now; 1 where that is not known.
+
+        A machine with as many processors as ranks, or more, is not crowded.
+        """
+        trace = self._joined.trace
+        processors = processors_of(trace, trace.ranks[0])
+        machines = len(set(self._machines))
+        if not processors or not machines:
+            return 1.0
+        now = len(self.program.ranks) / machines
+        if machines < len(set(self._hosts)):  # they are emulated
+            there = ranks / machines
+        elif hosts is not None:
+            there = ranks / hosts
+        else:
+            there = ranks if machines == 1 else now
+        return max(there / processors, 1.0) / max(now / processors, 1.0)
+
     def _resize(
-        self, program: Program, work: list[FloatArray], ranks: int
+        self, program: Program, work: list[FloatArray], ranks: int, crowding: float
     ) -> tuple[Program, list[FloatArray], tuple[int, ...]]:
         """A program of more or fewer ranks.
 
         A new rank works as one of the recorded ranks did in another step, so that the maximum over
         more ranks grows as it does over draws; what all ranks of a step have in common stays.
+
+        Args:
+            program: The program.
+            work: Own work before each item of each rank.
+            ranks: How many ranks there are to be.
+            crowding: By which factor they work longer, see `_crowding`.
         """
         now = len(program.ranks)
         if ranks < 2 or now < 2:
@@ -595,14 +635,14 @@ class WhatIf:
         )
         usual = np.median(total, axis=0)
         drawn = [
-            work[place % now].copy()
+            work[place % now] * crowding
             if place < now
-            else _of_other_steps(items[place], work[place % now], usual, place // now)
+            else crowding * _of_other_steps(items[place], work[place % now], usual, place // now)
             for place in range(ranks)
         ]
         places = np.arange(ranks)
         grown = [
-            self._grown(each, places) if len(each.places) == now else each
+            self._grown(each, places, crowding) if len(each.places) == now else each
             for each in program.exchanges
         ]
         resized = replace(
@@ -616,16 +656,18 @@ class WhatIf:
         )
         return resized, drawn, hosts
 
-    def _grown(self, exchange: Exchange, places: IntArray) -> Exchange:
+    def _grown(self, exchange: Exchange, places: IntArray, crowding: float) -> Exchange:
         """An exchange of all ranks, with its time by the formula of its operation."""
         before, after = len(exchange.places), len(places)
         cost = self.network or Network(1.0, 1.0, ())
 
-        def modelled(ranks: int) -> float:
+        def modelled(ranks: int, factor: float) -> float:
             size = bytes_on_link(exchange.op, ranks, exchange.bytes)
-            return cost.alone_ns(messages_in_a_row(exchange.op, ranks), size)
+            rounds = messages_in_a_row(exchange.op, ranks)
+            return replace(cost, overhead_ns=cost.overhead_ns * factor).alone_ns(rounds, size)
 
-        ratio = modelled(after) / modelled(before) if modelled(before) else 1.0
+        now = modelled(before, 1.0)
+        ratio = modelled(after, crowding**_CROWDED) / now if now else 1.0
         return replace(
             exchange,
             places=places,

@@ -16,7 +16,10 @@ from support import programs
 
 import ddltrace
 from ddltrace.analyzer.analysis import join_steps
+from ddltrace.analyzer.events.event_columns import NULL
 from ddltrace.analyzer.open_trace import open_trace
+from ddltrace.analyzer.whatif import questions
+from ddltrace.analyzer.whatif.calibration import read_calibration
 from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
 from ddltrace.analyzer.whatif.program import (
     LAUNCH,
@@ -208,6 +211,36 @@ def test_messages_share_a_link_and_a_queue():
     assert Replay(in_turn, links=network.use).run().spans == [(0.0, 100.0), (100.0, 140.0)]
 
 
+def test_processors_work_beside_the_data_of_messages():
+    # A message of 400 ns of data and 2 x 50 ns of work, and one of 4 ns and as much work.
+    rank = _items(*((LAUNCH, n, 0) for n in (0, 1)), *((WAIT, n, 0) for n in (0, 1, NULL)))
+    rank.kind[-1] = STEP_END
+    exchanges = [_message(size=400, queue=0), _message(size=4, queue=1)]
+    program = _program([rank, rank], exchanges)
+    network = Network(50.0, 1.0, (0, 1), machines=(0, 0), hidden=1.0)
+    # Work is shared until both are done at 200; the data of the first one takes 404 with the other.
+    assert Replay(program, links=network.use).run().spans == [(0.0, 404.0), (0.0, 200.0)]
+    assert network.alone_ns(2, 400) == 400
+    assert network.alone_ns(2, 4) == 100
+    shown = replace(network, hidden=0.5)
+    assert shown.alone_ns(2, 400) == 450
+    apart = replace(network, machines=())  # a device does one after the other
+    assert apart.alone_ns(2, 400) == 500
+    assert Replay(program, links=apart.use).run().spans == [(0.0, 604.0), (0.0, 208.0)]
+
+
+def test_ranks_that_share_processors_work_longer(monkeypatch):
+    # The samples do not hold how many processors their host had.
+    monkeypatch.setattr(questions, "processors_of", lambda trace, rank: 2.0)
+    asked = WhatIf(join_steps(open_trace(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    assert asked._crowding(4, None) == 1
+    assert asked._crowding(8, None) == 2  # emulated hosts of one machine with two processors
+    assert asked._crowding(2, None) == 0.5
+    assert asked._crowding(1, None) == 0.5  # no fewer than one rank for each processor
+    on_devices = WhatIf(join_steps(open_trace(SAMPLES / "gpu-2-ranks"))[1])
+    assert on_devices._crowding(64, 1) == 1
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_a_ring_by_its_closed_form(ranks):
     size, latency, per_byte = 1_000_000, 2_000.0, 0.5
@@ -348,8 +381,18 @@ def test_a_calibration_is_read(tmp_path):
         "created": "2026-11-27T00:00:00Z",
         "points": points,
     }
+    exchanges = [
+        {"strategy": "int8", "ranks": 4, "elements": n, "parts": parts, "us": 10 + n / 100 + parts}
+        for n, parts in ((1024, 1), (16_384, 16), (262_144, 1))
+    ]
+    document |= {"exchanges": exchanges, "gradient_us": 50.0}
     file = tmp_path / "calibration.json"
     file.write_text(json.dumps(document))
+    found = read_calibration(file)
+    assert found.overhead_ns(4) == pytest.approx((6 * 50 + 1.5 * 10.24) / 6 * 1e3)
+    assert found.exchange_ns("int8", 100_000, 8) == pytest.approx(1_018e3)
+    assert found.exchange_ns("int8", 1, 1) == pytest.approx(21.24e3)  # not less than any
+    assert found.exchange_ns("bf16", 1, 1) is None
     trace = tmp_path / "trace"
     shutil.copytree(SAMPLES / "ddp-4-hosts-400mbit", trace)
     options = [str(trace), "--strategy", "wfbp", "--json", "--calibration", str(file)]
