@@ -37,7 +37,15 @@ from ddltrace.experiments.architectures.transfers import Round
 from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.frequency.accumulate import Accumulate
-from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
+from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
+from ddltrace.experiments.messages.message_plan import (
+    Gradient,
+    Message,
+    MessagePlan,
+    plan_in_order,
+)
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.catalogue import techniques
@@ -59,6 +67,9 @@ _ENGINE_US: Final = 700.0
 _SLOWER_CODEC: Final = 4.0
 """How many times as long as alone, in a loop, a codec may take in a job: caches are cold, and ranks
 share processors and memory. Assumed, not measured."""
+
+_SLOWER_HERE: Final = 1.75
+"""How many times as long as calibrated a codec may take in a job, beside the backward pass."""
 
 _SAMPLE: Final = 1 << 20
 """Elements of the tensor with which codecs are timed."""
@@ -138,8 +149,8 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
         raise Refused("when its workers would go on is not simulated: experiment run measures it")
     if strategy.transport is not None:
         raise Refused("what another library costs is not in the trace")
-    if strategy.frequency is not None and not isinstance(strategy.frequency, Accumulate):
-        raise Refused("averages of parameters are not simulated: experiment run measures it")
+    if not isinstance(strategy.frequency, Accumulate | LocalSgd | PostLocalSgd | DiLoCo | None):
+        raise Refused("what it averages is not simulated: experiment run measures it")
     if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
         raise Refused("compositions of architectures are not simulated")
     if strategy.schedule.search() is not None:
@@ -215,7 +226,7 @@ class _Cost:
     processor_ns: float | None = None
 
 
-class _Dispatched:
+class Dispatched:
     """The dispatchers of a replay, one for each step that exchanges.
 
     Args:
@@ -290,8 +301,12 @@ class _Exchanged:
             per_mib = bytes_on_link("all_reduce", ranks, 1 << 20) * network.ns_per_byte / 1e3
             schedule = schedule.with_values([rounds * network.overhead_ns / 1e3, per_mib])
         self._schedule = schedule
+        self._averages_parameters = strategy.exchanges == "parameters"
         try:
-            self._plan = schedule.plan(gradients)
+            if self._averages_parameters:
+                self._plan = plan_in_order(sorted(gradients, key=lambda each: each.index))
+            else:
+                self._plan = schedule.plan(gradients)
         except ValueError as error:
             raise Refused(str(error)) from error
         self._calibration = calibration if network.machines and not self._is_ddp else None
@@ -301,7 +316,11 @@ class _Exchanged:
             self._costs = [self._encoded(each, codec, crowded) for each in self._plan.messages]
         else:
             self._costs = [self._plain(message) for message in self._plan.messages]
-        self._exchanges = list(program.exchanges)
+        # What DDP sends is launched no more.
+        self._exchanges = [
+            replace(each, op=SIGNAL) if _carries_gradients(each) else each
+            for each in program.exchanges
+        ]
         self._queue = next(each.queue for each in program.exchanges if _carries_gradients(each))
         self._signals: dict[int, tuple[int, int]] = {}
         self._numbers: dict[int, list[int]] = {}
@@ -315,7 +334,8 @@ class _Exchanged:
         for step in range(len(program.steps)):
             if (step + 1) % cycle:
                 continue
-            for index in [*(gradient.index for gradient in self._gradients), NULL]:
+            indices = [*(gradient.index for gradient in self._gradients), NULL]
+            for index in [] if self._averages_parameters else indices:
                 signal_of[step, index] = len(self._exchanges)
                 self._signals[len(self._exchanges)] = (step, index)
                 self._exchanges.append(_exchange(SIGNAL, ranks, step))
@@ -338,11 +358,12 @@ class _Exchanged:
             program,
             items=made,
             exchanges=self._exchanges,
-            controller=lambda: _Dispatched(
-                self._schedule, self._plan, self._signals, self._numbers
-            ),
+            controller=None if self._averages_parameters else self._dispatched,
         )
         return Edit(edited, [items.work for items in made], cycle, self._more_us())
+
+    def _dispatched(self) -> Dispatched:
+        return Dispatched(self._schedule, self._plan, self._signals, self._numbers)
 
     @property
     def _is_ddp(self) -> bool:
@@ -360,8 +381,11 @@ class _Exchanged:
 
     def _more_us(self) -> float:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""
-        if self._is_ddp or all(cost.processor_ns is not None for cost in self._costs):
+        if self._is_ddp:
             return 0.0
+        measured = [cost.processor_ns for cost in self._costs if cost.processor_ns is not None]
+        if len(measured) == len(self._costs):
+            return (_SLOWER_HERE - 1) * sum(measured) / 1e3 if self._strategy.encodes else 0.0
         codec_us = sum(cost.encode_ns + cost.decode_ns for cost in self._costs) / 1e3
         return len(self._costs) * _ENGINE_US + (_SLOWER_CODEC - 1) * codec_us
 
@@ -476,6 +500,8 @@ class _Exchanged:
                 _, gradient = self._signals[number]
                 for place in carriers.get(gradient, ()):
                     added[row] += self._costs[place].encode_ns
+            elif kind[row] == LAUNCH and number in message_of:
+                added[row] += self._costs[message_of[number]].encode_ns
             elif kind[row] == WAIT and number in message_of and row + 1 < len(kind):
                 added[row + 1] += self._costs[message_of[number]].decode_ns
         return added
@@ -492,6 +518,10 @@ class _Exchanged:
         starts, ends = scan.step_start[bounds], scan.step_end[bounds]
         for step, number in enumerate(program.steps.tolist()):
             if step not in self._numbers:
+                continue
+            if self._averages_parameters:  # after the update
+                for kind in (LAUNCH, WAIT):
+                    yield from ((int(ends[step]) - 1, kind, each) for each in self._numbers[step])
                 continue
             rows = np.flatnonzero(scan.gradient_step == number)
             time_ = dict(zip(scan.gradient_tensor[rows], scan.gradient_time[rows], strict=True))

@@ -18,7 +18,7 @@ from ddltrace.experiments.harness.progress_bar import ProgressBar
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.runner import run_experiment
 from ddltrace.experiments.harness.settings import Settings
-from ddltrace.experiments.strategy.spec import BASELINE
+from ddltrace.experiments.strategy.spec import BASELINE, cycle_steps_of
 from ddltrace.tracer.errors import DdltraceError, TraceError
 
 _ROUNDS: Final = 5
@@ -115,7 +115,7 @@ def _times(results: Results, directory: Path, spec: str) -> list[float]:
     for run in [] if row is None else row.runs:
         if run.trace is not None and run.status == "complete":
             try:
-                found.append(recorded_us(open_trace(directory / run.trace)))
+                found.append(recorded_us(open_trace(directory / run.trace), cycle_steps_of(spec)))
             except TraceError:
                 continue
     return found

@@ -123,6 +123,18 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         prevent_initial_call=True,
     )(ask)
 
+    def recolor(theme: str | None, drawn: Any) -> Any:
+        import plotly.graph_objects as go
+
+        return no_update if not drawn else dress(go.Figure(drawn), parse_theme(theme))
+
+    app.callback(
+        Output("what-if-figure", "figure"),
+        Input("theme", "data"),
+        State("what-if-figure", "figure"),
+        prevent_initial_call=True,
+    )(recolor)
+
 
 def answers_of(
     opened: OpenTrace, texts: dict[str, str | None], *, every: bool, theme: Any
@@ -164,6 +176,7 @@ def answers_of(
     if known:
         figure = _figure(asked.baseline_us, known)
         drawn = dcc.Graph(
+            id="what-if-figure",
             figure=dress(figure, theme),
             config=GRAPH_CONFIG,
             style={"height": f"{figure.layout.height:.0f}px"},

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
+
+_MESSAGE_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -182,3 +185,16 @@ class MessagePlan:
 def whole(gradient: Gradient) -> Slice:
     """The slice that is all of a gradient."""
     return Slice(gradient.index, 0, gradient.elements)
+
+
+def plan_in_order(gradients: Sequence[Gradient]) -> MessagePlan:
+    """Messages of one element type and some 32 MiB each, in the order of the gradients."""
+    parts: list[list[Gradient]] = []
+    by_type: dict[str, list[Gradient]] = {}
+    for gradient in gradients:
+        part = by_type.get(gradient.dtype)
+        if part is None or sum(each.bytes for each in part) >= _MESSAGE_BYTES:
+            part = by_type[gradient.dtype] = []
+            parts.append(part)
+        part.append(gradient)
+    return MessagePlan(gradients, [[whole(each) for each in part] for part in parts])

@@ -362,6 +362,11 @@ def test_a_question_is_asked_and_answered(browser: Any, address: str) -> None:
     visit.page.wait_for_selector("#what-if-result table")
     assert "compute=2" in visit.page.locator("#what-if-result tbody").inner_text()
     visit.page.wait_for_selector("#what-if-result .js-plotly-plot .main-svg")
+    bar = visit.page.locator("#what-if-result .bars path").first
+    read = "bar => getComputedStyle(bar).fill"
+    before = bar.evaluate(read)
+    visit.page.click("#switch-theme")
+    visit.until_true(lambda: bar.evaluate(read) != before, "the figure follows the page")
     assert visit.fits()
     assert visit.barriers() == []
     visit.page.get_by_label("Faster").fill("compute")

@@ -9,10 +9,8 @@ import torch
 
 from ddltrace.experiments.messages.gradient_description import describe_gradient
 from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
-from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan, whole
+from ddltrace.experiments.messages.message_plan import Message, plan_in_order
 from ddltrace.experiments.messages.trace_marks import carrying
-
-_MESSAGE_BYTES = 32 << 20
 
 
 @dataclass
@@ -43,7 +41,7 @@ class ParameterExchange:
             describe_gradient(index, name, parameter)
             for index, (name, parameter) in enumerate(parameters)
         ]
-        self._plan = MessagePlan(gradients, [[whole(g) for g in part] for part in _cut(gradients)])
+        self._plan = plan_in_order(gradients)
         exchange.prepare(self._plan.gradients)
 
     def start(self, tensors: Sequence[torch.Tensor], name: str) -> list[_Sent]:
@@ -85,15 +83,3 @@ class ParameterExchange:
                 averages[part.gradient] = flat.view(self._parameters[part.gradient].shape)
                 at += part.elements
         return [averages[index] for index in range(len(self._parameters))]
-
-
-def _cut(gradients: Sequence[Gradient]) -> list[list[Gradient]]:
-    parts: list[list[Gradient]] = []
-    by_type: dict[str, list[Gradient]] = {}
-    for gradient in gradients:
-        part = by_type.get(gradient.dtype)
-        if part is None or sum(g.bytes for g in part) >= _MESSAGE_BYTES:
-            part = by_type[gradient.dtype] = []
-            parts.append(part)
-        part.append(gradient)
-    return parts

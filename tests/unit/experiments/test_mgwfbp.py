@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.scheduled import Layer, step_time
 
 from ddltrace.experiments.messages.message_plan import Gradient
 from ddltrace.experiments.schedules.base import AfterBackward, InTurn
 from ddltrace.experiments.schedules.mgwfbp import MgWfbp, merge
-from ddltrace.experiments.schedules.schedule_replay import Layer, step_time
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.errors import UsageError
 

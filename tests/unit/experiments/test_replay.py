@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.scheduled import Layer, step_time
 
 from ddltrace.experiments.messages.message_plan import Message
-from ddltrace.experiments.schedules.schedule_replay import Layer, step_time
 from ddltrace.experiments.strategy.spec import parse
 
 
