@@ -19,7 +19,8 @@ from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.whatif.questions import Answer, WhatIf
+    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.analyzer.whatif.questions import Answer, Question, WhatIf
 
 without_pandas()  # only the command line imports this module
 
@@ -33,6 +34,7 @@ Examples:
   ddltrace whatif first-trace --without-straggler 1
   ddltrace whatif first-trace --faster backward=1.5 --json
   ddltrace whatif first-trace --strategy bf16
+  ddltrace whatif first-trace --strategy wfbp --output predicted
   ddltrace whatif first-trace --all
 """,
 )
@@ -80,6 +82,13 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIRECTORY",
+    help="Write the predicted steps as a trace, to look at beside TRACE.",
+)
+@click.option(
     "--force", is_flag=True, help="Answer even if a replay of the steps as they are is 10 % off."
 )
 @communication_kernels_option
@@ -100,6 +109,7 @@ def whatif(
     every: bool,
     search: str | None,
     as_json: bool,
+    output: Path | None,
     force: bool,
 ) -> None:
     """Predict a step with another network, strategy or number of ranks.
@@ -135,6 +145,8 @@ def whatif(
         raise UsageError(
             "--all and --search choose the strategies themselves: leave out --strategy"
         )
+    if output is not None and (every or search or not question.to_json()):
+        raise UsageError("--output is for one question: say what is to be different")
     with open_as_one(traces, None) as trace:
         asked = what_if(trace)
         if calibration is not None:
@@ -146,9 +158,28 @@ def whatif(
             answers = asked.ask_strategies(question, specs)
         else:
             answers = [asked.ask(question)] if question.to_json() else []
+        if output is not None and answers[0].refused is None:
+            _write(asked, trace, question, output)
     _print(asked, answers, as_json=as_json)
+    if output is not None and answers[0].refused is None:
+        shown = " ".join(str(each) for each in (*traces, output))
+        click.echo(f"ddltrace: predicted trace in {output}", err=True)
+        click.echo(f"ddltrace: next: ddltrace dashboard {shown}", err=True)
     if len(answers) == 1 and answers[0].refused is not None:
         raise click.exceptions.Exit(1)
+
+
+def _write(asked: WhatIf, trace: Trace, question: Question, output: Path) -> None:
+    from ddltrace.analyzer.importers.write_imported import save
+    from ddltrace.analyzer.whatif.predicted_trace import predicted_trace
+    from ddltrace.analyzer.whatif.questions import Refused, describe
+
+    try:
+        program, replayed = asked.predict(question)
+        predicted = predicted_trace(trace, program, replayed, describe(question))
+    except Refused as reason:
+        raise UsageError(f"--output: {reason}") from reason
+    save(predicted, output, force=False)
 
 
 def _print(asked: WhatIf, answers: Sequence[Answer], *, as_json: bool) -> None:

@@ -340,7 +340,7 @@ class _Exchanged:
                 self._signals[len(self._exchanges)] = (step, index)
                 self._exchanges.append(_exchange(SIGNAL, ranks, step))
             self._numbers[step] = []
-            for cost in self._costs:
+            for message, cost in zip(self._plan.messages, self._costs, strict=True):
                 self._numbers[step].append(len(self._exchanges))
                 self._exchanges.append(
                     replace(
@@ -349,7 +349,8 @@ class _Exchanged:
                         link_bytes=cost.link_bytes,
                         rounds=cost.rounds,
                         processor_ns=cost.processor_ns,
-                        tensors=1,
+                        tensors=len(message.gradients),
+                        carried=tuple(message.gradients),
                     )
                 )
         self._ready = [number for (_, index), number in signal_of.items() if index != NULL]
@@ -452,6 +453,7 @@ class _Exchanged:
             exchange[order].astype(int),
             extra[order],
         )
+        begin, until = clock.instants(at)
         between = np.diff(np.append(0.0, at))
         between += self._codec_work(kind, exchange)
         if self._calibration is not None:
@@ -460,8 +462,7 @@ class _Exchanged:
             )
         ends = np.cumsum(kind == STEP_END)
         step = np.append(0, ends[:-1])
-        nothing = np.zeros(len(at), dtype=np.int64)
-        return Items(kind, exchange, between, extra, nothing, nothing, step)
+        return Items(kind, exchange, between, extra, begin, until, step)
 
     def _delays(
         self, items: Items, launches: IntArray, clock: _OwnTime
@@ -600,6 +601,25 @@ class _OwnTime:
     def at(self, instant: int) -> float:
         """Own work before an instant, ns."""
         return float(np.interp(instant, self._time, self._work))
+
+    def instants(self, work: FloatArray) -> tuple[IntArray, IntArray]:
+        """Begins and ends of pieces of own work, which follow each other, in the trace.
+
+        Args:
+            work: Own work before the end of each piece, ascending, ns.
+        """
+        done, time = self._work, self._time
+        before = np.append(0.0, work[:-1])
+        # Where the rank waited, own work stands still: a piece ends before, and begins after it.
+        ends = np.interp(work, *_first_of_each(done, time))
+        begins = np.interp(before, *_first_of_each(done[::-1], time[::-1]))
+        return np.minimum(begins, ends).astype(np.int64), ends.astype(np.int64)
+
+
+def _first_of_each(keys: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The first value of each key, by ascending keys."""
+    distinct, place = np.unique(keys, return_index=True)
+    return distinct, values[place]
 
 
 def _exchange(op: str, ranks: IntArray, step: int) -> Exchange:

@@ -53,6 +53,7 @@ class Exchange:
         rounds: Messages that follow each other; None for those of its operation.
         processor_ns: What it takes of processors, where it is measured; None for the overhead of
             its messages.
+        carried: Ids of the tensors that it carries, where they are known.
     """
 
     op: str
@@ -67,6 +68,7 @@ class Exchange:
     link_bytes: float | None = None
     rounds: int | None = None
     processor_ns: float | None = None
+    carried: tuple[int, ...] = ()
 
 
 class Controller(Protocol):

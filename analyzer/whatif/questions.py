@@ -116,6 +116,12 @@ class Question:
     batch_size: int | None = None
     accumulate: int | None = None
 
+    @property
+    def asks_network(self) -> bool:
+        """Whether messages do not take their recorded times."""
+        changes = (self.strategy, self.bandwidth, self.latency, self.hosts)
+        return any(change is not None for change in changes)
+
     def to_json(self) -> dict[str, Any]:
         """The options that are given, by name."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -285,7 +291,28 @@ class WhatIf:
         except Refused as reason:
             return Answer(question, refused=str(reason))
 
+    def predict(self, question: Question) -> tuple[Program, Replayed]:
+        """Replays a question once with its likely costs, and keeps what each rank does.
+
+        Raises:
+            Refused: The trace does not hold the answer.
+        """
+        case, hosts, _, crowding = self._case(question)
+        if question.asks_network:
+            network = self._known_network(question, hosts)
+            likely, _, _ = self._ns_per_byte(question, network)
+            case = replace(case, network=self._there(question, network, likely, hosts, crowding))
+        links = None if case.network is None else case.network.use
+        return case.program, Replay(case.program, case.work, links, keeps_items=True).run()
+
     def _answer(self, question: Question) -> Answer:
+        case, hosts, spread, crowding = self._case(question)
+        if question.asks_network:
+            return self._on_network(question, case, hosts, spread, crowding)
+        return self._compare(question, case, spread)
+
+    def _case(self, question: Question) -> tuple[_Case, tuple[int, ...], float, float]:
+        """What to replay; the hosts; how uncertain messages are; see `_crowding`."""
         if not question.to_json():
             raise Refused("nothing is asked: give at least one option")
         if abs(self.self_replay_error) > REFUSE and not self.answers_anyway:
@@ -329,9 +356,7 @@ class WhatIf:
         case = _Case(
             program, work, None, like_others, question.accumulate or 1, edit.cycle, edit.more_us
         )
-        if (question.strategy, question.bandwidth, question.latency, question.hosts) == (None,) * 4:
-            return self._compare(question, case, spread)
-        return self._on_network(question, case, hosts, spread, crowding)
+        return case, hosts, spread, crowding
 
     # --- how long a step takes -----------------------------------------------------------------
 
@@ -360,30 +385,17 @@ class WhatIf:
         crowding: float,
     ) -> Answer:
         """Answers with the messages on links: the ratio to the same model of the job as it is."""
-        machines = self._machines
-        if machines and hosts != self._hosts:
-            # Hosts that are emulated on one machine share its processors.
-            one = len(set(machines)) < len(set(self._hosts))
-            machines = (0,) * len(hosts) if one else hosts
-        if self.network is None:
-            raise Refused("the trace holds no sizes of messages: what links cost is not known")
-        on_links = (question.bandwidth, question.latency, question.hosts) != (None,) * 3
-        if len(set(hosts)) < 2 and on_links:
-            raise Refused("all ranks are on one host: say on how many they would be (--hosts)")
+        self._known_network(question, hosts)
         times, replays = [], []
         for number, network in enumerate(self._networks):
             before = _Case(self.program, [items.work for items in self.program.items], network)
             fitted = self._step_us(before, self._replay(before))
             likely, least, most = self._ns_per_byte(question, network)
-            overhead, latency = network.overhead_ns * crowding**_CROWDED, 0.0
-            if question.latency is not None:
-                overhead = overhead if machines else 0.0
-                latency = question.latency * 1e9
-            there = Network(overhead, likely, hosts, machines, latency)
+            there = self._there(question, network, likely, hosts, crowding)
             costs = [there] if number == 0 else []
             rates = [least * (1 - spread), most * (1 + spread)]
             costs += [replace(there, ns_per_byte=rate) for rate in rates]
-            if machines:
+            if there.machines:
                 costs += [replace(there, hidden=hidden) for hidden in HIDDEN[1:]]
                 costs += [replace(there, scale=factor) for factor in _PROCESSORS]
             for cost in costs:
@@ -396,6 +408,39 @@ class WhatIf:
             times += [times[0] * (1 - error), times[0] * (1 + error)]
         times.append(times[0] + case.more_us)
         return self._with_interval(question, case, replays[0], times)
+
+    def _known_network(self, question: Question, hosts: tuple[int, ...]) -> Network:
+        """What messages cost in the trace.
+
+        Raises:
+            Refused: That is not known, or does not tell what is asked.
+        """
+        if self.network is None:
+            raise Refused("the trace holds no sizes of messages: what links cost is not known")
+        on_links = (question.bandwidth, question.latency, question.hosts) != (None,) * 3
+        if len(set(hosts)) < 2 and on_links:
+            raise Refused("all ranks are on one host: say on how many they would be (--hosts)")
+        return self.network
+
+    def _there(
+        self,
+        question: Question,
+        network: Network,
+        ns_per_byte: float,
+        hosts: tuple[int, ...],
+        crowding: float,
+    ) -> Network:
+        """What messages would cost."""
+        machines = self._machines
+        if machines and hosts != self._hosts:
+            # Hosts that are emulated on one machine share its processors.
+            one = len(set(machines)) < len(set(self._hosts))
+            machines = (0,) * len(hosts) if one else hosts
+        overhead, latency = network.overhead_ns * crowding**_CROWDED, 0.0
+        if question.latency is not None:
+            overhead = overhead if machines else 0.0
+            latency = question.latency * 1e9
+        return Network(overhead, ns_per_byte, hosts, machines, latency)
 
     def _processors_us(self, question: Question, case: _Case, network: Network) -> float:
         """The least time per step of machines whose processors ranks and messages share.

@@ -73,6 +73,7 @@ class _State:
         missing: Members that have not.
         done: When it was complete on each member; None if not yet.
         waiting: Walkers that wait for it.
+        arrived: When each member had launched it and its queue had room.
         release: When each member was released.
         use: What it costs on links; None if it takes its recorded transfer, or before it starts.
         unmet: How many of its demands are not met yet.
@@ -82,6 +83,7 @@ class _State:
     missing: int
     done: FloatArray | None = None
     waiting: list[_Walker] = field(default_factory=list)
+    arrived: FloatArray | None = None
     release: FloatArray | None = None
     use: LinkUse | None = None
     unmet: int = 0
@@ -100,6 +102,7 @@ class _Walker:
         extra: As in `Items`, shape (items, ranks).
         at: The next item.
         time: Where each rank is.
+        first: Index of each rank's first item of the step.
     """
 
     ranks: IntArray
@@ -110,6 +113,22 @@ class _Walker:
     extra: FloatArray
     at: int
     time: FloatArray
+    first: list[int]
+
+
+@dataclass(frozen=True)
+class ItemTimes:
+    """When a rank did what, ns; one value for each item.
+
+    Attributes:
+        begin: When the work before it began.
+        until: When that work ended.
+        after: When the rank went on: later than `until` if it waited.
+    """
+
+    begin: FloatArray
+    until: FloatArray
+    after: FloatArray
 
 
 @dataclass(frozen=True)
@@ -121,12 +140,20 @@ class Replayed:
         waited: How long each rank waits for messages in each step, ns, shape (steps, ranks).
         worked: How long each rank works in each step, ns, shape (steps, ranks).
         spans: When each exchange was released on its last member, and complete on its last one, ns.
+        launched: When each member launched each exchange, ns; NaN if it did not.
+        arrived: When its queue had room as well; None if it was not launched by all.
+        done: When each exchange was complete on each member; None if it was not launched by all.
+        items: What each rank did; empty unless it was to be kept.
     """
 
     ends: FloatArray
     waited: FloatArray
     worked: FloatArray
     spans: list[tuple[float, float]]
+    launched: list[FloatArray]
+    arrived: list[FloatArray | None]
+    done: list[FloatArray | None]
+    items: list[ItemTimes]
 
 
 @dataclass
@@ -153,6 +180,7 @@ class Replay:
         program: The program.
         work: Own work before each item, one array per rank; by default as recorded.
         links: What exchanges cost on links; None to take their recorded transfers.
+        keeps_items: Whether to keep when each rank did what.
     """
 
     def __init__(
@@ -160,8 +188,14 @@ class Replay:
         program: Program,
         work: Sequence[FloatArray] | None = None,
         links: LinkModel | None = None,
+        *,
+        keeps_items: bool = False,
     ) -> None:
         self._program, self._links = program, links
+        self._times = [
+            ItemTimes(*(np.full(len(items.kind), np.nan) for _ in range(3)))
+            for items in (program.items if keeps_items else [])
+        ]
         self._work = [items.work for items in program.items] if work is None else work
         count = len(program.ranks), len(program.steps)
         self._states: list[_State] = [
@@ -201,7 +235,16 @@ class Replay:
             else (float(state.release.max()), float(state.done.max()))
             for state in self._states
         ]
-        return Replayed(self._ends, self._waited, self._worked, spans)
+        return Replayed(
+            self._ends,
+            self._waited,
+            self._worked,
+            spans,
+            [state.launched for state in self._states],
+            [state.arrived for state in self._states],
+            [state.done for state in self._states],
+            self._times,
+        )
 
     def _begin_step(self, step: int, ranks: IntArray, time: FloatArray) -> None:
         """Groups ranks by what they do in a step."""
@@ -229,6 +272,7 @@ class Replay:
                     extra=np.array(extra).T,
                     at=0,
                     time=time[mine].copy(),
+                    first=[part.start for part in parts],
                 )
             )
 
@@ -239,11 +283,12 @@ class Replay:
         while walker.at < len(walker.kind):
             at = walker.at
             kind, number = walker.kind[at], walker.exchange[at]
+            before, until = time, time + work[at]
             if kind == LAUNCH:
-                time = time + work[at]
+                time = until
                 self._launch(number, ranks, time + extra[at])
             elif kind == STEP_END:
-                time = time + work[at]
+                time = until
                 self._ends[step, ranks] = time
             else:
                 state = self._states[number]
@@ -251,12 +296,17 @@ class Replay:
                     walker.time = time
                     state.waiting.append(walker)
                     return
-                time = time + work[at]
+                time = until
                 members = self._program.exchanges[number].places
                 done = state.done[np.searchsorted(members, ranks)]
                 waits = np.maximum(done - time, 0.0)
                 self._waited[step, ranks] += waits
                 time = time + waits + np.where(waits > 0, extra[at], 0.0)
+            if self._times:
+                for index, rank in enumerate(ranks.tolist()):
+                    mine, place = self._times[rank], walker.first[index] + at
+                    mine.begin[place], mine.until[place] = before[index], until[index]
+                    mine.after[place] = time[index]
             walker.at += 1
         self._worked[step, ranks] += work.sum(axis=0)
         if step + 1 < len(self._program.steps):
@@ -286,7 +336,7 @@ class Replay:
         state, exchange = self._states[number], self._program.exchanges[number]
         self._active[exchange.queue] += 1
         release = _released(arrival, exchange.needs)
-        state.release = release
+        state.arrived, state.release = arrival, release
         if self._links is None:
             done = release + exchange.transfer
             heapq.heappush(self._events, (float(done.min()), _COMPLETE, number))

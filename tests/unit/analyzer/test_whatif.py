@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from support import programs
@@ -17,12 +18,15 @@ from support import programs
 import ddltrace
 from ddltrace.analyzer.analysis import join_steps
 from ddltrace.analyzer.events.event_columns import NULL
+from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.whatif import questions
 from ddltrace.analyzer.whatif.calibration import read_calibration
 from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
+from ddltrace.analyzer.whatif.predicted_trace import predicted_trace
 from ddltrace.analyzer.whatif.program import (
     LAUNCH,
+    SIGNAL,
     STEP_END,
     WAIT,
     Exchange,
@@ -30,7 +34,13 @@ from ddltrace.analyzer.whatif.program import (
     Program,
     periods,
 )
-from ddltrace.analyzer.whatif.questions import PER_DOUBLING, Question, WhatIf, batch_size_of
+from ddltrace.analyzer.whatif.questions import (
+    PER_DOUBLING,
+    Question,
+    Refused,
+    WhatIf,
+    batch_size_of,
+)
 from ddltrace.analyzer.whatif.replay import Replay
 from ddltrace.analyzer.whatif_commands import whatif
 
@@ -352,6 +362,48 @@ def test_every_strategy_has_an_answer():
         whatif, [str(SAMPLES / "ddp-4-hosts-400mbit"), "--search", "bucket", "--json"]
     )
     assert len(json.loads(searched.output)["answers"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("sample", "question"),
+    [
+        ("straggler", Question(without_straggler=1)),
+        ("gpu-2-ranks", Question(faster=(("compute", 2.0),))),
+        ("ddp-4-hosts-400mbit", Question(strategy="wfbp")),
+        ("ddp-4-hosts-400mbit", Question(strategy="localsgd:period=4")),
+        ("ddp-4-hosts-400mbit", Question(ranks=6, bandwidth=1e9)),
+    ],
+)
+def test_a_prediction_is_written_as_a_trace(tmp_path, sample, question):
+    recorded = open_trace(SAMPLES / sample)
+    asked = WhatIf(join_steps(recorded)[1])
+    program, replayed = asked.predict(question)
+    save(predicted_trace(recorded, program, replayed, "x"), tmp_path / "predicted", force=False)
+    trace = open_trace(tmp_path / "predicted")
+    assert trace.ranks == program.ranks
+    assert trace.notes == [f"not recorded: predicted from {sample}, x"]
+    again = join_steps(trace)[1]
+    # It is what was replayed: its steps end when those of the replay do.
+    ends = np.array([scan.step_end for scan in again.scans.values()]).T
+    found = ends[np.isin(again.steps.number, program.steps)]
+    assert np.diff(found, axis=0) == pytest.approx(np.diff(replayed.ends, axis=0), abs=3)
+    sent = [
+        len(done)
+        for done, each in zip(replayed.done, program.exchanges, strict=True)
+        if done is not None and each.op != SIGNAL
+    ]
+    assert len(again.joined.messages) == sum(sent)
+    waits = trace.events(0).filter(pc.equal(trace.events(0)["kind"].cast("string"), "wait"))
+    waited = pc.sum(pc.subtract(waits["end_ns"], waits["start_ns"])).as_py() or 0
+    assert waited == pytest.approx(replayed.waited[:, 0].sum(), abs=5 * len(waits) + 1)
+
+
+def test_sends_are_not_written_as_a_trace(build_class):
+    stages = programs.pipeline(0, stage_us=[200, 300], steps=STEPS, microbatches=2, link_us={})
+    asked = _asked(build_class, stages)
+    program, replayed = asked.predict(Question(straggler=(0, 0.1)))
+    with pytest.raises(Refused, match="sends and receives"):
+        predicted_trace(asked._joined.trace, program, replayed, "x")
 
 
 def test_a_rank_alone(build_class):
