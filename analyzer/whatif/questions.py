@@ -344,12 +344,15 @@ class WhatIf:
                 calibration=self._calibration,
             )
         program, work = edit.program, edit.work
-        hosts, spread, crowding = self._hosts, 0.0, 1.0
-        if question.ranks is not None and question.ranks != len(program.ranks):
-            crowding = self._crowding(question.ranks, question.hosts)
-            program, work, hosts = self._resize(program, work, question.ranks, crowding)
-            spread = PER_DOUBLING * abs(math.log2(question.ranks / len(self.program.ranks)))
+        hosts, spread = self._hosts, 0.0
+        ranks = question.ranks or len(program.ranks)
+        crowding = self._crowding(ranks, question.hosts)
+        if ranks != len(program.ranks):
+            program, work, hosts = self._resize(program, work, ranks, crowding)
+            spread = PER_DOUBLING * abs(math.log2(ranks / len(self.program.ranks)))
             spread += PER_DOUBLING if crowding != 1 else 0.0
+        else:
+            work = [mine * crowding for mine in work]
         if question.hosts is not None:
             hosts = _on_hosts(len(program.ranks), question.hosts)
         like_others = () if question.without_straggler is None else (question.without_straggler,)

@@ -247,6 +247,10 @@ def test_ranks_that_share_processors_work_longer(monkeypatch):
     assert asked._crowding(8, None) == 2  # emulated hosts of one machine with two processors
     assert asked._crowding(2, None) == 0.5
     assert asked._crowding(1, None) == 0.5  # no fewer than one rank for each processor
+    alone = WhatIf(join_steps(open_trace(SAMPLES / "straggler"))[1])
+    assert alone._crowding(2, 2) == 1  # two processors for two ranks
+    monkeypatch.setattr(questions, "processors_of", lambda trace, rank: 1.0)
+    assert alone._crowding(2, 2) == 0.5  # a processor for each
     on_devices = WhatIf(join_steps(open_trace(SAMPLES / "gpu-2-ranks"))[1])
     assert on_devices._crowding(64, 1) == 1
 
