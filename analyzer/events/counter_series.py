@@ -10,9 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import places_by_value
-from ddltrace.tracer.trace.counters import COUNTER_LIST, Counter
+from ddltrace.tracer.trace.counters import COUNTER_LIST
 
-_COUNTER_OF_NAME: Final = {counter.name: counter for counter in COUNTER_LIST}
 _NO_STEP: Final = -1
 
 
@@ -72,11 +71,6 @@ def counter_series(table: pa.Table) -> list[CounterSeries]:
             )
             found.append(_rate(series) if counter.cumulative else series)
     return [series for series in found if len(series.time_ns)]
-
-
-def counter_of(name: str) -> Counter | None:
-    """A counter by its name; None if this version does not know it."""
-    return _COUNTER_OF_NAME.get(name)
 
 
 def _rate(series: CounterSeries) -> CounterSeries:

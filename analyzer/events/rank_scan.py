@@ -88,13 +88,6 @@ class RankScan:
         return blocked_times(self.messages, self.waits, self.activity, self.leading_lane)
 
 
-def scan_rank(rank: int, columns: Columns) -> RankScan:
-    """Reduces a rank's events to the data that the analysis keeps, without a timeline."""
-    scanner = RankScanner(rank)
-    scanner.add(columns)
-    return scanner.finish()
-
-
 class RankScanner:
     """Reduces a rank's events in parts; rows of most kinds are not kept.
 

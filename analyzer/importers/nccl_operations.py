@@ -183,7 +183,6 @@ class _Groups:
     def __init__(
         self, by_process: dict[Process, list[Operation]], ranks: dict[Process, int]
     ) -> None:
-        self._ranks = ranks
         self._members: dict[str, dict[int, int]] = defaultdict(dict)
         self._sizes: dict[str, int] = {}
         ops: dict[str, Counter[str]] = defaultdict(Counter)

@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.step_selection import StepSelection
 
 _CACHE_BYTES: Final = 512 << 20
-_WINDOW_ROWS: Final = 1 << 16
 _TIME_COLUMNS: Final = ("start_ns", "end_ns", "enqueue_ns")
-_GENERATION_MARK: Final = "@"
-_MAX_NAMED: Final = 8
 Result = TypeVar("Result")
 TraceT = TypeVar("TraceT", bound="Trace")
 

@@ -34,11 +34,6 @@ class GrowingTimeline:
         self._error: Exception | None = None
         self._has_begun = False
 
-    @property
-    def if_whole(self) -> Timeline | None:
-        """The whole timeline if it is complete."""
-        return self._stages[-1] if self._is_whole else None
-
     def whole(self) -> Timeline:
         """The whole timeline; waits for it.
 

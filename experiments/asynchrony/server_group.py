@@ -11,7 +11,6 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +123,6 @@ class ServerGroup:
         self._keys: list[list[Key]] = [[] for _ in range(servers)]
         self._died: list[int] = []
         self._closed = False
-        self._main = threading.get_ident()
         self._join(workers, spec, backend)
 
     def fill(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from ddltrace.experiments.architectures.base import AnyArchitecture
@@ -78,8 +77,3 @@ class Strategy:
     def place(self) -> Place:
         """Where its synchronization is carried out."""
         return "all" if self.synchronization is None else self.synchronization.place
-
-    @property
-    def slug(self) -> str:
-        """A name for its files: letters, digits, ``.``, ``-`` and ``_`` only."""
-        return re.sub(r"[^A-Za-z0-9._]+", "-", self.spec)

@@ -76,9 +76,8 @@ class _Countdown:
 class _Incoming:
     """Puts the parts of one rank's messages together, and hands them over in their order."""
 
-    def __init__(self, mailbox: Mailbox, peer: int) -> None:
+    def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
-        self._peer = peer
         self._lock = threading.Lock()
         self._buffers: dict[int, bytearray] = {}
         self._missing: dict[int, int] = {}
@@ -141,7 +140,7 @@ class TcpGroup(MessagingGroup):
             prepare=self._set_options,
         )
         for peer, lines in sockets.items():
-            incoming = _Incoming(self._mailbox, peer)
+            incoming = _Incoming(self._mailbox)
             self._outgoing[peer] = [queue.SimpleQueue() for _ in lines]
             for line, waiting in zip(lines, self._outgoing[peer], strict=True):
                 self._set_options(line)

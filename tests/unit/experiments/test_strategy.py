@@ -63,10 +63,6 @@ def test_a_partition_larger_than_any_number_of_bytes_keeps_tensors_whole() -> No
     assert [message.elements for message in plan.messages] == [10]
 
 
-def test_slugs_name_files_safely() -> None:
-    assert parse("ddp:bucket_mb=0.5").slug == "ddp-bucket_mb-0.5"
-
-
 @pytest.mark.parametrize("other", ["fp16", "accumulate:steps=2", "localsgd:period=2", "lars"])
 def test_one_step_delay_stands_alone(other: str) -> None:
     with pytest.raises(UsageError):

@@ -94,7 +94,6 @@ class Observer:
 
         self._context = context
         self._recorder = context.recorder
-        self._registry = context.registry
         self._groups = context.groups
         self._work_class = Work
         self._unbox_work = Work.unbox
