@@ -468,7 +468,7 @@ class WhatIf:
         own = max(float(np.mean(used)) * ranks / machines / processors - before, 0.0)
         more = _processor_us(case.program, asked) / len(set(asked.machines))
         grown = each / (ranks / machines) * (worked / recorded if recorded else 1.0)
-        return own * grown + more / case.batches
+        return (own * grown + more) / case.batches
 
     def _ns_per_byte(self, question: Question, network: Network) -> tuple[float, float, float]:
         """What a byte costs on the links: likely, at least and at most, ns.

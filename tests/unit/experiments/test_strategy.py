@@ -9,7 +9,7 @@ from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.wait_free import WaitFree
 from ddltrace.experiments.strategy.catalogue import techniques
-from ddltrace.experiments.strategy.spec import BASELINE, parse
+from ddltrace.experiments.strategy.spec import BASELINE, exchange_of, parse
 from ddltrace.experiments.technique import AXES
 from ddltrace.tracer.errors import UsageError
 
@@ -78,3 +78,17 @@ def test_the_catalogue_is_consistent() -> None:
     for entry in chosen:
         if entry.modifier != "required":
             assert parse(entry.name).spec == entry.name
+
+
+@pytest.mark.parametrize(
+    ("spec", "exchange"),
+    [
+        ("ddp:bucket_mb=1", "ddp"),
+        ("p3:slice=1000", "ddp"),
+        ("wfbp+topk:density=0.01+feedback", "topk:density=0.01+feedback"),
+        ("localsgd:period=4+int8", "int8"),
+        ("bf16+ring", "bf16+ring"),
+    ],
+)
+def test_what_exchanges_the_messages_of_a_strategy(spec: str, exchange: str) -> None:
+    assert exchange_of(spec) == exchange
