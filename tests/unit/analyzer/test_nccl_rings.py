@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 from pathlib import Path
 
 import pytest
+from support import ring_writer
 from support.ring_writer import RingWriter
 
 from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.joined.nccl_events import nccl_events
+from ddltrace.analyzer.nccl import ring_file
 from ddltrace.analyzer.nccl.ring_file import read_ring
 from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.tracer.errors import TraceError
@@ -141,6 +145,39 @@ def test_any_content_gives_a_table_or_one_line(tmp_path: Path) -> None:
             assert "\n" not in str(error)  # noqa: PT017
         else:
             table.validate(full=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_records_are_analyzed_or_refused(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    at = ring_writer._RECORDS_AT
+    size = ring_file._RECORD.itemsize
+    for rank in range(2):
+        ring = RingWriter(rank, 10 + rank, host=f"host{rank}", capacity=256)
+        comm = ring.comm(0xABC, rank, 2, 2)
+        for number in range(chance.randint(1, 12)):
+            begin = 1000 * number
+            count = chance.choice([0, 1, 250, 1 << 40])
+            coll = ring.coll(comm, begin + 1, begin + chance.choice([2, 900]), number, count)
+            inner = {"comm": comm, "parent": coll, "channel": chance.randrange(4)}
+            clock = [chance.randrange(1, 10**6) for _ in range(2)]
+            ring.add("kernel_ch", begin + 2, begin + 3, **inner, sequence=clock[0], value=clock[1])
+            op = ring.add("proxy_op", begin + 5, begin + 900, **inner, peer=chance.randint(-2, 3))
+            for step in range(chance.randrange(3)):
+                states = (begin + 6, begin + 7, begin + 8)
+                ring.add(
+                    "proxy_step", begin + 6, begin + 800, comm=comm, parent=op, steps=step,
+                    value=chance.randrange(1 << 20), states=states,
+                )  # fmt: skip
+        content = bytearray(ring.bytes())
+        for _ in range(chance.randint(1, 60)):
+            place = at + chance.randrange(60) * size + chance.randrange(size)
+            if chance.random() < 0.15:
+                place = chance.randrange(at)
+            content[place] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+        (tmp_path / f"nccl-{rank}-{10 + rank}.ring").write_bytes(content)
+    with contextlib.suppress(TraceError):
+        json.dumps(analyze(open_trace(tmp_path)).to_json(), allow_nan=False)
 
 
 def test_names_of_strangers_are_printable(tmp_path: Path) -> None:
