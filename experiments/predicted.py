@@ -49,7 +49,7 @@ from ddltrace.experiments.messages.message_plan import (
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.catalogue import techniques
-from ddltrace.experiments.strategy.spec import exchange_of, parse
+from ddltrace.experiments.strategy.spec import BASELINE, exchange_of, parse
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.bsp import Bsp
 from ddltrace.tracer.errors import UsageError
@@ -79,6 +79,9 @@ _SLOWER_HERE: Final = 1.75
 
 _SAMPLE: Final = 1 << 20
 """Elements of the tensor with which codecs are timed."""
+
+PLAIN: Final = BASELINE
+"""The strategy of a job that has none."""
 
 _AXES: Final = ("order", "volume", "architecture", "frequency")
 

@@ -66,6 +66,10 @@ _PROCESSORS: Final = (0.75, 1.5)
 
 Calibrations of one machine differed by up to 30 %; in a job the engine's threads take more."""
 
+_STRATEGY: Final = 0.05
+"""The error of a predicted strategy that costs do not explain: the median of the first 51 in
+docs/whatif-accuracy.md."""
+
 _BUSY: Final = 0.65
 """How much of the time that a message takes of its processors they are busy with it.
 
@@ -391,7 +395,7 @@ class WhatIf:
         self._known_network(question, hosts)
         times, replays = [], []
         for number, network in enumerate(self._networks):
-            before = _Case(self.program, [items.work for items in self.program.items], network)
+            before = self._modelled(question, network)
             fitted = self._step_us(before, self._replay(before))
             likely, least, most = self._ns_per_byte(question, network)
             there = self._there(question, network, likely, hosts, crowding)
@@ -408,9 +412,29 @@ class WhatIf:
                 times.append(max(time, self._processors_us(question, asked, network)))
             # The model may be as wrong there as it is on the job as it is.
             error = abs(fitted / self.baseline_us - 1)
+            if question.strategy is not None:
+                error = max(error, _STRATEGY)
             times += [times[0] * (1 - error), times[0] * (1 + error)]
         times.append(times[0] + case.more_us)
         return self._with_interval(question, case, replays[0], times)
+
+    def _modelled(self, question: Question, network: Network) -> _Case:
+        """The job as it is, in the model of the question.
+
+        With a strategy, DDP's own messages are made as the strategy's are, so that what this leaves
+        out is left out of both.
+        """
+        work = [items.work for items in self.program.items]
+        plain = _Case(self.program, work, network)
+        if question.strategy is None:
+            return plain
+        strategies = require_extension("whatif", "--strategy")
+        ranks = len(self.program.ranks)
+        edit = strategies.apply(
+            self._joined, self.program, work, strategies.PLAIN, network=network, ranks=ranks
+        )
+        same = _sent(edit.program) == _sent(self.program)
+        return _Case(edit.program, edit.work, network) if same else plain
 
     def _known_network(self, question: Question, hosts: tuple[int, ...]) -> Network:
         """What messages cost in the trace.
@@ -809,6 +833,11 @@ def _tree(ranks: int) -> IntArray:
     place = np.arange(ranks)
     below = np.stack([place, links(TREE, place, np.full(ranks, ranks))], axis=1)[1:]
     return np.concatenate([below, below[:, ::-1]])
+
+
+def _sent(program: Program) -> int:
+    """How many messages carry tensors."""
+    return sum(each.op != SIGNAL and each.tensors > 0 for each in program.exchanges)
 
 
 def _processor_us(program: Program, network: Network) -> float:
