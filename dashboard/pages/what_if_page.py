@@ -126,7 +126,10 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     def recolor(theme: str | None, drawn: Any) -> Any:
         import plotly.graph_objects as go
 
-        return no_update if not drawn else dress(go.Figure(drawn), parse_theme(theme))
+        try:
+            return dress(go.Figure(drawn), parse_theme(theme)) if drawn else no_update
+        except (KeyError, TypeError, ValueError):
+            return no_update  # not a figure of this page
 
     app.callback(
         Output("what-if-figure", "figure"),
