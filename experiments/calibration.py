@@ -199,7 +199,7 @@ def _messages(side: int, parts: int) -> tuple[dict[int, Gradient], list[Message]
 
 
 def _gradient_us(rounds: int) -> float:
-    """By how much a step takes longer for each gradient that the engine takes instead of DDP."""
+    """How much longer a step takes for each gradient that the engine exchanges instead of DDP."""
     import torch
     import torch.distributed as dist
     from torch import nn

@@ -318,6 +318,7 @@ class _Exchanged:
                 self._plan = schedule.plan(gradients)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self._exchange = exchange_of(strategy.spec)
         self._calibration = calibration if network.machines and not self._is_ddp else None
         codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
         if codec is not None:
@@ -325,7 +326,7 @@ class _Exchanged:
             self._costs = [self._encoded(each, codec, crowded) for each in self._plan.messages]
         else:
             self._costs = [self._plain(message) for message in self._plan.messages]
-        # What DDP sends is launched no more.
+        # DDP's own messages are no longer launched.
         self._exchanges = [
             replace(each, op=SIGNAL) if _carries_gradients(each) else each
             for each in program.exchanges
@@ -386,8 +387,7 @@ class _Exchanged:
         """What a message takes of processors by the calibration."""
         if self._calibration is None:
             return None
-        exchange = exchange_of(self._strategy.spec)
-        return self._calibration.exchange_ns(exchange, message.elements, len(message.slices))
+        return self._calibration.exchange_ns(self._exchange, message.elements, len(message.slices))
 
     def _more_us(self) -> float:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""

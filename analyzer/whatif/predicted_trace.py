@@ -52,23 +52,19 @@ def predicted_trace(
     if any(exchange.op == "send" for exchange in program.exchanges):
         raise Refused("a job with sends and receives is answered, but not written as a trace")
     names = {tensor.id: tensor.name for tensor in trace.tensors(trace.ranks[0])}
-    rows = _message_rows(program, replayed, names)
     run = deepcopy(trace.run)
     run.source, run.status = SOURCE, "complete"
     run.notes = [f"not recorded: predicted from {trace.name}, {question}"]
     run.ranks, run.ended_unix_ns = [], None
     recorded = list(trace.ranks)
     begin = min(int(items.begin[0]) for items in program.items)
+    rows = _message_rows(program, replayed, names, begin)
     tables = {}
     for place, rank in enumerate(program.ranks):
         info = deepcopy(trace.infos(recorded[place % len(recorded)])[-1])
         kept = _kept(trace.events(info.rank), program, replayed, place, begin)
-        _wait_rows(program, replayed, place, rows[place])
-        for row in rows[place]:
-            row.start_ns += begin
-            row.end_ns = None if row.end_ns is None else row.end_ns + begin
-            row.enqueue_ns = None if row.enqueue_ns is None else row.enqueue_ns + begin
-        table = pa.concat_tables([kept, table_of(rows[place])]).combine_chunks()
+        mine = rows[place] + _wait_rows(program, replayed, place, begin)
+        table = pa.concat_tables([kept, table_of(mine)]).combine_chunks()
         table = table.unify_dictionaries().sort_by("start_ns")
         info.rank, info.world_size = rank, len(program.ranks)
         info.segment = segment_name(rank=rank, attempt=0, pid=0)
@@ -91,14 +87,15 @@ def predicted_trace(
 
 
 def _message_rows(
-    program: Program, replayed: Replayed, names: Mapping[int, str]
+    program: Program, replayed: Replayed, names: Mapping[int, str], begin: int
 ) -> dict[int, list[Row]]:
-    """The messages of each rank, relative to the first rank's begin.
+    """The messages of each rank.
 
     Args:
         program: The program.
         replayed: Its replay.
         names: Id of a tensor -> its name.
+        begin: When the first rank begins, ns.
     """
     group = next((each.group for each in program.exchanges if each.group), "0")
     rows: dict[int, list[Row]] = defaultdict(list)
@@ -113,9 +110,9 @@ def _message_rows(
         for member, place in enumerate(exchange.places.tolist()):
             rows[place].append(
                 Row(
-                    start_ns=int(arrived[member]),
-                    end_ns=int(done[member]),
-                    enqueue_ns=int(replayed.launched[number][member]),
+                    start_ns=begin + int(arrived[member]),
+                    end_ns=begin + int(done[member]),
+                    enqueue_ns=begin + int(replayed.launched[number][member]),
                     kind="message",
                     name=_name(exchange, names),
                     lane=f"comm/{exchange.group or group}",
@@ -138,15 +135,16 @@ def _name(exchange: Exchange, names: Mapping[int, str]) -> str:
     return f"{exchange.op} of {counted(exchange.tensors, 'tensor')}"
 
 
-def _wait_rows(program: Program, replayed: Replayed, place: int, rows: list[Row]) -> None:
-    """Adds the waits of a rank."""
+def _wait_rows(program: Program, replayed: Replayed, place: int, begin: int) -> list[Row]:
+    """The waits of a rank."""
+    rows = []
     items, times = program.items[place], replayed.items[place]
     for item in np.flatnonzero((items.kind == WAIT) & (times.after > times.until)).tolist():
         number = int(items.exchange[item])
         rows.append(
             Row(
-                start_ns=int(times.until[item]),
-                end_ns=int(times.after[item]),
+                start_ns=begin + int(times.until[item]),
+                end_ns=begin + int(times.after[item]),
                 kind="wait",
                 name=program.exchanges[number].op,
                 lane="main",
@@ -154,6 +152,7 @@ def _wait_rows(program: Program, replayed: Replayed, place: int, rows: list[Row]
                 parent=number,
             )
         )
+    return rows
 
 
 def _kept(

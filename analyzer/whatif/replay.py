@@ -25,6 +25,7 @@ from ddltrace.analyzer.whatif.program import (
     LAUNCH,
     SIGNAL,
     STEP_END,
+    WAIT,
     Exchange,
     Items,
     Program,
@@ -283,22 +284,21 @@ class Replay:
         while walker.at < len(walker.kind):
             at = walker.at
             kind, number = walker.kind[at], walker.exchange[at]
+            done = self._states[number].done if kind == WAIT else None
+            if kind == WAIT and done is None:
+                walker.time = time
+                self._states[number].waiting.append(walker)
+                return
             before, until = time, time + work[at]
+            time = until
             if kind == LAUNCH:
-                time = until
                 self._launch(number, ranks, time + extra[at])
             elif kind == STEP_END:
-                time = until
                 self._ends[step, ranks] = time
             else:
-                state = self._states[number]
-                if state.done is None:
-                    walker.time = time
-                    state.waiting.append(walker)
-                    return
-                time = until
+                assert done is not None
                 members = self._program.exchanges[number].places
-                done = state.done[np.searchsorted(members, ranks)]
+                done = done[np.searchsorted(members, ranks)]
                 waits = np.maximum(done - time, 0.0)
                 self._waited[step, ranks] += waits
                 time = time + waits + np.where(waits > 0, extra[at], 0.0)

@@ -94,22 +94,34 @@ def step_time(
                 work = 0.0
             work += layer.forward
         rows.append((STEP_END, NULL, work))
-    program = Program(
-        ranks=[0],
-        hosts=["host"],
-        steps=np.arange(_STEPS),
-        items=[_items(rows)],
-        exchanges=exchanges,
-        in_flight={0: 1},
-        begin=np.zeros(1),
-        recorded=np.zeros((_STEPS, 1)),
-        controller=lambda: Dispatched(schedule, plan, signals, numbers),
-    )
+    while rows[-1][0] != STEP_END:  # what follows belongs to a further step
+        rows.pop()
+    program = program_of([items_of(*rows)], exchanges, {0: 1})
+    program.controller = lambda: Dispatched(schedule, plan, signals, numbers)
     return float(periods(Replay(program).run().ends)[-1])
 
 
-def _items(rows: Sequence[tuple[int, int, float]]) -> Items:
+def items_of(*rows: tuple[int, int, float]) -> Items:
+    """Items of a rank: kind, exchange and work, ns, of each."""
     kind, exchange, work = (np.array(column) for column in zip(*rows, strict=True))
     nothing = np.zeros(len(rows), dtype=np.int64)
     step = np.append(0, np.cumsum(kind == STEP_END)[:-1])
     return Items(kind, exchange, work.astype(float), nothing * 1.0, nothing, nothing, step)
+
+
+def program_of(
+    items: list[Items], exchanges: list[Exchange], in_flight: dict[int, int] | None = None
+) -> Program:
+    """A program of ranks on hosts of their own."""
+    ranks = len(items)
+    steps = int(max(each.step.max() for each in items)) + 1
+    return Program(
+        ranks=list(range(ranks)),
+        hosts=[f"host{rank}" for rank in range(ranks)],
+        steps=np.arange(steps),
+        items=items,
+        exchanges=exchanges,
+        in_flight=in_flight or {},
+        begin=np.zeros(ranks),
+        recorded=np.zeros((steps, ranks)),
+    )

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from support import programs
+from support.scheduled import items_of, program_of
 
 import ddltrace
 from ddltrace.analyzer.analysis import join_steps
@@ -30,8 +31,6 @@ from ddltrace.analyzer.whatif.program import (
     STEP_END,
     WAIT,
     Exchange,
-    Items,
-    Program,
     periods,
 )
 from ddltrace.analyzer.whatif.questions import (
@@ -138,14 +137,6 @@ def test_pipelines_and_rings_give_back_their_time(build_class):
         assert "groups of some ranks" in asked.ask(Question(ranks=8)).refused
 
 
-def _items(*rows):
-    """Items of a rank: (kind, exchange, work ns)."""
-    kind, exchange, work = (np.array(column) for column in zip(*rows, strict=True))
-    nothing = np.zeros(len(rows), dtype=np.int64)
-    step = np.append(0, np.cumsum(kind == STEP_END)[:-1])
-    return Items(kind, exchange, work.astype(float), nothing * 1.0, nothing, nothing, step)
-
-
 def _message(op="all_reduce", ranks=2, size=0, transfer=0.0, queue=0):
     return Exchange(
         op=op,
@@ -160,21 +151,6 @@ def _message(op="all_reduce", ranks=2, size=0, transfer=0.0, queue=0):
     )
 
 
-def _program(items, exchanges, in_flight=None):
-    ranks = len(items)
-    steps = int(max(each.step.max() for each in items)) + 1
-    return Program(
-        ranks=list(range(ranks)),
-        hosts=[f"host{rank}" for rank in range(ranks)],
-        steps=np.arange(steps),
-        items=items,
-        exchanges=exchanges,
-        in_flight=in_flight or {},
-        begin=np.zeros(ranks),
-        recorded=np.zeros((steps, ranks)),
-    )
-
-
 def test_a_replay_that_is_off_answers_only_when_told() -> None:
     asked = WhatIf(join_steps(open_trace(SAMPLES / "ddp-4-hosts-400mbit"))[1])
     asked.self_replay_error = -0.11
@@ -186,16 +162,16 @@ def test_a_replay_that_is_off_answers_only_when_told() -> None:
 
 def test_two_ranks_by_hand():
     # Rank 0 works 10 and rank 1 works 30, then a message of 5, in two steps; rank 1 works 20 after.
-    first = _items(
+    first = items_of(
         *((LAUNCH, 0, 10), (WAIT, 0, 0), (STEP_END, -1, 0)),
         *((LAUNCH, 1, 10), (WAIT, 1, 0), (STEP_END, -1, 0)),
     )
-    second = _items(
+    second = items_of(
         *((LAUNCH, 0, 30), (WAIT, 0, 0), (STEP_END, -1, 20)),
         *((LAUNCH, 1, 30), (WAIT, 1, 0), (STEP_END, -1, 20)),
     )
     message = _message(transfer=5.0)
-    replayed = Replay(_program([first, second], [message, message])).run()
+    replayed = Replay(program_of([first, second], [message, message])).run()
     assert replayed.ends.tolist() == [[35, 55], [90, 110]]
     assert replayed.waited.tolist() == [[25, 5], [45, 5]]
     assert periods(replayed.ends).tolist() == [55]
@@ -205,13 +181,13 @@ def test_messages_share_a_link_and_a_queue():
     # Two messages of 100 and 40 ns on the link are launched at 0 and 10.
     launched = [(LAUNCH, 0, 0), (LAUNCH, 1, 10)]
     waits = [(WAIT, 1, 0), (WAIT, 0, 0), (STEP_END, -1, 0)]
-    rank = _items(*launched, *waits)
+    rank = items_of(*launched, *waits)
     exchanges = [
         _message(op="send", size=100, queue=0),
         _message(op="send", size=40, queue=1),
     ]
     network = Network(0.0, 1.0, (0, 1))
-    program = _program([rank, rank], exchanges)
+    program = program_of([rank, rank], exchanges)
     replayed = Replay(program, links=network.use).run()
     # 10 alone, then both at half the rate until the shorter one is done at 90, then 50 alone.
     assert replayed.spans == [(0.0, 140.0), (10.0, 90.0)]
@@ -223,10 +199,10 @@ def test_messages_share_a_link_and_a_queue():
 
 def test_processors_work_beside_the_data_of_messages():
     # A message of 400 ns of data and 2 x 50 ns of work, and one of 4 ns and as much work.
-    rank = _items(*((LAUNCH, n, 0) for n in (0, 1)), *((WAIT, n, 0) for n in (0, 1, NULL)))
+    rank = items_of(*((LAUNCH, n, 0) for n in (0, 1)), *((WAIT, n, 0) for n in (0, 1, NULL)))
     rank.kind[-1] = STEP_END
     exchanges = [_message(size=400, queue=0), _message(size=4, queue=1)]
-    program = _program([rank, rank], exchanges)
+    program = program_of([rank, rank], exchanges)
     network = Network(50.0, 1.0, (0, 1), machines=(0, 0), hidden=1.0)
     # Work is shared until both are done at 200; the data of the first one takes 404 with the other.
     assert Replay(program, links=network.use).run().spans == [(0.0, 404.0), (0.0, 200.0)]
@@ -258,9 +234,9 @@ def test_ranks_that_share_processors_work_longer(monkeypatch):
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_a_ring_by_its_closed_form(ranks):
     size, latency, per_byte = 1_000_000, 2_000.0, 0.5
-    rank = _items((LAUNCH, 0, 100), (WAIT, 0, 0), (STEP_END, -1, 0))
+    rank = items_of((LAUNCH, 0, 100), (WAIT, 0, 0), (STEP_END, -1, 0))
     network = Network(0.0, per_byte, tuple(range(ranks)), latency_ns=latency)
-    program = _program([rank] * ranks, [_message(ranks=ranks, size=size)])
+    program = program_of([rank] * ranks, [_message(ranks=ranks, size=size)])
     replayed = Replay(program, links=network.use).run()
     expected = 100 + 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size * per_byte
     assert replayed.ends[0] == pytest.approx(expected)
