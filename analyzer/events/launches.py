@@ -47,8 +47,8 @@ def launches_of(columns: Columns) -> IntArray:
     """For each event the row of the runtime call that launched it; -1 if no call is known.
 
     One call may launch several kernels (a CUDA graph). Of several calls that start in the same
-    nanosecond, one whose name fits is taken: a call that copies for a copy, a call that launches
-    for a kernel.
+    nanosecond, one whose name fits is taken: a call that copies for a copy, else a call that
+    launches.
     """
     launch = np.full(len(columns), NULL, dtype=np.int64)
     host = columns.kind == KIND["host"]
@@ -61,7 +61,7 @@ def launches_of(columns: Columns) -> IntArray:
     launching = named(columns, _LAUNCHES.match)
     for its_works, its_calls in (
         (works[is_copy[works]], calls[copying[calls]]),
-        (works[~is_copy[works]], calls[launching[calls]]),
+        (works, calls[launching[calls]]),
         (works, calls),
     ):
         missing = its_works[launch[its_works] == NULL]

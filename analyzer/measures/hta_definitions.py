@@ -226,6 +226,9 @@ def _of_rank(trace: Trace, drops_last: bool, begun: list[Any]) -> HtaRank:
             (enqueued, np.ceil),
         )
     )
+    # HTA's times count from the first event as rounded.
+    origin = start.min()
+    start, end, launched = start - origin, end - origin, launched - origin
     is_launched = enqueued != NULL_NS
     matches = [_STREAM.fullmatch(lane) for lane in columns.lanes]
     numbers = [NULL if match is None else int(match[1]) for match in matches]
@@ -247,7 +250,7 @@ def _of_rank(trace: Trace, drops_last: bool, begun: list[Any]) -> HtaRank:
     queues = queues_of(columns, work, launches_of(columns)[work], start)
     return HtaRank(
         rank=rank,
-        first_ns=first + int(start.min()) * 1000,
+        first_ns=first + int(origin) * 1000,
         breakdown=_breakdown(rank, columns, kept, start, end) if kept.any() else None,
         idle_time=idle[:_MAX_STREAMS],
         queues={

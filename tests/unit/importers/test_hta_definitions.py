@@ -634,6 +634,23 @@ def test_time_series_are_kept_and_checked(tmp_path: Path) -> None:
     assert series_of(open_trace(tmp_path / "kept"), "hta_queue_length") == expected
 
 
+def test_times_of_queues_count_from_the_first_event_as_rounded(tmp_path: Path) -> None:
+    launch = host_event("cudaLaunchKernel", "cuda_runtime", 11.5, 4.0, correlation=1)
+    kernel = device_events("gemm", (20.25, 5.0), correlation=1)
+    (tmp_path / "rank-0.json").write_text(json.dumps({"traceEvents": [launch, *kernel]}))
+    # Both times rounded up: 12 and 21 us.
+    assert series_of(open_trace(tmp_path), "hta_queue_length") == [(0, [7, 7], [0, 9], [1, 0])]
+
+
+def test_of_calls_at_one_time_the_one_that_launches_is_taken(tmp_path: Path) -> None:
+    waits = host_event("cudaStreamSynchronize", "cuda_runtime", 100, 4, correlation=1)
+    launch = host_event("cudaLaunchKernel", "cuda_runtime", 100, 4, correlation=2)
+    copy = device_events("Memcpy HtoD (Pinned -> Device)", (120, 5), correlation=2)[0]
+    events = [waits, launch, copy | {"cat": "gpu_memcpy"}]
+    (tmp_path / "rank-0.json").write_text(json.dumps({"traceEvents": events}))
+    assert series_of(open_trace(tmp_path), "hta_queue_length") == [(0, [7, 7], [0, 20], [1, 0])]
+
+
 def test_stated_bandwidths_are_kept_and_checked(tmp_path: Path) -> None:
     copy = device_events("Memcpy HtoD (Pinned -> Device)", (1200, 10), bytes=1000)[0]
     stated = copy | {"cat": "gpu_memcpy"}
