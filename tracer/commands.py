@@ -25,6 +25,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
     on_hosts,
 )
 from ddltrace.tracer.masked_command import masked_command
+from ddltrace.tracer.nccl.event_kinds import DIRECTORY_VARIABLE
 from ddltrace.tracer.next_command import print_next_command, say
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_apart
@@ -220,7 +221,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             plugin_options=plugin_options,
         )
         if of_nccl:
-            os.environ.update({**of_nccl, "DDLTRACE_NCCL_DIR": str(config.directory)})
+            os.environ.update({**of_nccl, DIRECTORY_VARIABLE: str(config.directory)})
         _build_native()
         labels = _labels(found)
         if plugin_options.get("techniques"):

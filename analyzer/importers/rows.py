@@ -41,6 +41,7 @@ class Row:
     enqueue_ns: int | None = None
     status: str | None = None
     clock: str | None = None
+    buffer: int | None = None
     shapes: str | None = None
     tensors: Sequence[int] | None = None
 

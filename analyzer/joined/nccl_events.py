@@ -2,16 +2,16 @@
 
 NCCL knows no names of parameters, and the trace no algorithms. Both recorded the same call in the
 same process: NCCL takes a message over while the job launches it, so the message of an event is the
-last one of its operation and size that was launched before. Communicators and process groups
-correspond one to one, and their sequence numbers rise together; pairs that contradict this are
-left without a message.
+last one of its operation, size and address that was launched before. Communicators and process
+groups correspond one to one, and their sequence numbers rise together; pairs that contradict this
+are left without a message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,9 @@ NCCL_EVENTS: Final = pa.schema(
 
 _TIMES: Final = ("start_ns", "end_ns", "gpu_wait_ns", "peer_wait_ns", "net_wait_ns")
 _NONE: Final = -1
+
+_Key: TypeAlias = tuple[str | None, int, int]
+"""Operation, bytes and address of messages; -1 where they are not known."""
 
 
 def ring_paths(trace: Trace) -> list[Location]:
@@ -120,6 +123,7 @@ class _Messages:
         launched: When it was launched.
         group: Its group, as a number.
         seq: Its number in the group.
+        buffer: Address of its first tensor; -1 if the trace does not have it.
         columns: Step, id and tensors' names, as in `NCCL_EVENTS`.
     """
 
@@ -136,6 +140,7 @@ class _Messages:
         codes = table["group"].combine_chunks().cast(pa.string()).dictionary_encode()
         self.group = np.asarray(codes.indices.fill_null(_NONE).to_numpy(zero_copy_only=False))
         self.seq = numbers(table, "seq", _NONE)
+        self.buffer = numbers(table, "buffer", _NONE)
         names = trace.tensor_names(rank)
         tensors = [
             None if each is None else [names.get(number, f"tensor {number}") for number in each]
@@ -156,9 +161,15 @@ def _matches(table: pa.Table, messages: _Messages) -> Ints:
         return found
     part = table.take(rows)
     start = numbers(part, "start_ns")
-    of_key: dict[tuple[str | None, int], list[int]] = {}
-    for place, key in enumerate(zip(messages.op, messages.bytes.tolist(), strict=True)):
-        of_key.setdefault(key, []).append(place)
+    of_key: dict[_Key, list[int]] = {}
+    columns = (messages.op, messages.bytes.tolist(), messages.buffer.tolist())
+    whole = list(zip(*columns, strict=True))
+    # An address decides only where all messages that it could be have one.
+    lacking = {(op, size) for op, size, buffer in whole if buffer == _NONE}
+    for place, (op, size, buffer) in enumerate(whole):
+        of_key.setdefault((op, size, _NONE), []).append(place)
+        if (op, size) not in lacking:
+            of_key.setdefault((op, size, buffer), []).append(place)
     for key, mine in _by_key(part, of_key):
         launched = np.array(of_key[key])
         last = np.searchsorted(messages.launched[launched], start[mine], side="right") - 1
@@ -170,25 +181,29 @@ def _matches(table: pa.Table, messages: _Messages) -> Ints:
     return _consistent(table, found, messages)
 
 
-def _by_key(
-    part: pa.Table, of_key: dict[tuple[str | None, int], list[int]]
-) -> Iterator[tuple[tuple[str | None, int], Ints]]:
-    """The messages of NCCL by the operation and bytes that the job's messages have."""
+def _by_key(part: pa.Table, of_key: dict[_Key, list[int]]) -> Iterator[tuple[_Key, Ints]]:
+    """The messages of NCCL by the operation, bytes and address that the job's messages have.
+
+    Where none of the job's messages has the address (PyTorch sends a copy of some lists of
+    tensors) or the trace has no addresses, operation and bytes decide.
+    """
     ops = {name: public_op(name or "") for name in part["func"].unique().to_pylist()}
     sizes = dict(zip(*_comm_sizes(part), strict=True))
-    places: dict[tuple[str | None, int], list[int]] = {}
-    rows = zip(*(part[name].to_pylist() for name in ("func", "bytes", "comm")), strict=True)
-    for place, (func, size, comm) in enumerate(rows):
+    places: dict[_Key, list[int]] = {}
+    wanted = ("func", "bytes", "comm", "send_buffer", "recv_buffer")
+    rows = zip(*(part[name].to_pylist() for name in wanted), strict=True)
+    for place, (func, size, comm, *buffers) in enumerate(rows):
         op = ops[func]
         given, taken = bytes_of(op or "", size, sizes.get(comm, 1))
         whole = given if given is not None else taken
         key = next(
             (
-                (each, number)
+                (each, number, address)
+                for address in (*buffers, _NONE)
                 # NCCL has no barrier of its own, and a gather is made of sends.
                 for each in (op, "barrier" if op == "all_reduce" else op)
                 for number in (whole if whole is not None else _NONE, _NONE)
-                if (each, number) in of_key
+                if (each, number, address) in of_key
             ),
             None,
         )

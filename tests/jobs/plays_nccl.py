@@ -66,6 +66,8 @@ for number in range(20):
         rank=rank,
         sequence=number,
         func=b"AllReduce",
+        send_buffer=tensor.data_ptr(),
+        recv_buffer=tensor.data_ptr(),
         count=1000,
         datatype=b"ncclFloat32",
         channels=1,

@@ -1,4 +1,4 @@
-"""The kinds of NCCL's events."""
+"""The kinds of NCCL's events, and where they are recorded."""
 
 from __future__ import annotations
 
@@ -10,3 +10,6 @@ KINDS: Final = (
     "kernel_phase",
 )
 """Their names, in the order of their bits in NCCL's mask."""
+
+DIRECTORY_VARIABLE: Final = "DDLTRACE_NCCL_DIR"
+"""The environment variable with the directory of the rings."""

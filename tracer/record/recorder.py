@@ -70,6 +70,7 @@ class Message:
         self.dtype: str | None = None
         self.status = "open"
         self.clock: str | None = None
+        self.buffer: int | None = None
         self.settle: Callable[[Message], None] | None = None
         self.slot = -1
         self.tensors: list[int] | None = None

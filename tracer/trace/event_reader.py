@@ -12,12 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.trace.arrow_arrays import integers, strings
 from ddltrace.tracer.trace.batch_facts import BatchChoice, BatchFacts
 from ddltrace.tracer.trace.mapped_messages import (
     Content,
@@ -243,7 +241,9 @@ class ArrowReader:
     def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Adds null columns for those that the file lacks."""
         columns = [
-            batch.column(name) if name in batch.schema.names else _nulls(name, batch.num_rows)
+            batch.column(name)
+            if name in batch.schema.names
+            else pa.nulls(batch.num_rows, EVENTS.field(name).type)
             for name in self._columns
         ]
         fields = [self._schema.field(name) for name in self._columns]
@@ -287,10 +287,3 @@ class EventReader(ArrowReader):
             steps=steps,
             later_stepless=later_stepless,
         )
-
-
-def _nulls(name: str, rows: int) -> pa.Array:
-    """A column of text without values."""
-    kind = EVENTS.field(name).type
-    codes = integers(np.zeros(rows, np.int64), np.ones(rows, bool), kind.index_type)
-    return pa.DictionaryArray.from_arrays(codes, strings([]))

@@ -113,13 +113,14 @@ COLUMNS: Final = (
     Column("enqueue_ns", pa.int64(), "own"),
     Column("status", _coded(pa.int8()), "own"),
     Column("clock", _coded(pa.int8()), "own"),
+    Column("buffer", pa.int64(), "own"),
     Column("shapes", _coded(pa.int32())),
     Column("tensors", pa.list_(pa.int32()), "shared"),
 )
 """Every column, in order. The recorder, the batches and the ring of repeated messages derive their
 fields of a message from these."""
 
-ADDED: Final = frozenset({"shapes", "clock"})
+ADDED: Final = frozenset({"shapes", "clock", "buffer"})
 """Columns that older traces of this version lack; readers add them as nulls."""
 
 OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")

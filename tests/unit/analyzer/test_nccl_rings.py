@@ -248,7 +248,7 @@ def test_a_damaged_ring_beside_others_is_noted(tmp_path: Path) -> None:
 # --- merged with a trace ---
 
 
-def traced(folder: Path) -> Trace:
+def traced(folder: Path, buffers: tuple[int | None, ...] = (None, None, None)) -> Trace:
     """A traced rank whose messages NCCL's ring has too; the clock of the trace is its own."""
     info = RankInfo(
         rank=0,
@@ -265,7 +265,7 @@ def traced(folder: Path) -> Trace:
         return Row(
             launched + 5, launched + 2000, "message", "all_reduce", "comm/0", step=number,
             id=number, op="all_reduce", group="0", seq=number, enqueue_ns=launched,
-            status="ok", tensors=tensors, bytes=4000, **more,
+            status="ok", tensors=tensors, bytes=4000, buffer=buffers[number], **more,
         )  # fmt: skip
 
     rows = [message(0, 900, (0,)), message(1, 4900, (1, 0)), message(2, 20_000, (0,))]
@@ -292,6 +292,26 @@ def test_messages_of_one_group_call_are_told_apart(tmp_path: Path) -> None:
     writer.write(tmp_path)
     rows = nccl_events(traced(tmp_path)).to_pylist()
     assert [row["message"] for row in rows] == [0, 1]
+
+
+@pytest.mark.parametrize("of_output", [False, True])
+def test_the_address_tells_which_of_two_messages_it_is(tmp_path: Path, of_output: bool) -> None:
+    """Two threads launch equal messages of two groups; NCCL takes the later one over first."""
+    writer = RingWriter(0, 100)
+    for place, address in enumerate((0xB0, 0xA0)):
+        comm = writer.comm(COMM + place, 0, 2)
+        buffers = {"send_buffer": 0xC0, "recv_buffer": address} if of_output else {
+            "send_buffer": address, "recv_buffer": 0xC0
+        }  # fmt: skip
+        writer.coll(comm, 5000 + place, 5010, 0, 1000, **buffers)
+    writer.coll(comm, 20_000, 20_010, 1, 1000, send_buffer=0xD0)
+    writer.write(tmp_path)
+    rows = nccl_events(traced(tmp_path, (0xA0, 0xB0, 0xE0))).to_pylist()
+    # The last one's address is a copy's, which no message has.
+    assert [row["message"] for row in rows] == [1, 0, 2]
+    # It could be of a message whose address is not known.
+    rows = nccl_events(traced(tmp_path, (0xA0, 0xB0, None))).to_pylist()
+    assert [row["message"] for row in rows] != [1, 0, 2]
 
 
 def test_contradictions_give_no_name(tmp_path: Path) -> None:

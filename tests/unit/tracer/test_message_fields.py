@@ -38,6 +38,7 @@ VALUES = {
     "enqueue_ns": 11,
     "status": "failed",
     "clock": "polling",
+    "buffer": 4096,
     "tensors": [4, 2],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer.interpose.c10d.arguments import flatten, measure, name_of
+from ddltrace.tracer.nccl.event_kinds import DIRECTORY_VARIABLE
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.trace.schema import P2P_OPS
 
@@ -53,6 +55,8 @@ class Descriptions:
         self._graphs = context.graphs
         self._ddp = context.ddp
         self._below = context.groups.below
+        # NCCL's events are merged by the address of the buffer, too.
+        self._keeps_buffers = DIRECTORY_VARIABLE in os.environ
 
     def describe(
         self,
@@ -139,6 +143,8 @@ class Descriptions:
             tensors = tensors or received
         if tensors:
             message.dtype = name_of(tensors[0].dtype)
+            if self._keeps_buffers and not tensors[0].is_sparse:
+                message.buffer = tensors[0].data_ptr()
             named = self.name(operator, group, tensors, by_engine=by_engine)
             message.name, message.tensors = named
         elif inputs is None and outputs is None:
