@@ -1,6 +1,6 @@
 """A codec of one's own: 8-bit floats with one scale for each tensor.
 
-ddltrace run --plugin docs/examples/fp8_codec.py --strategy fp8 -- torchrun train.py
+ddltrace run --plugin docs/examples/fp8_codec.py --strategy tensor_fp8 -- torchrun train.py
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ddltrace.experiments.codecs import Codec, CodecDescription, Payload
 from ddltrace.experiments.technique import technique
 
 
-@technique("volume", "fp8", "8-bit floats with one scale a tensor", "FP8, arXiv 2209.05433")
+@technique("volume", "tensor_fp8", "8-bit floats with one scale a tensor", "FP8, arXiv 2209.05433")
 @dataclass(frozen=True)
 class Fp8(CodecDescription):
     def wire_bytes(self, elements: int, element_bytes: int = 4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +64,15 @@ class Links:
         """
         self._alpha_us, self._beta = alpha_us, beta
         self._ranks = list(range(len(alpha_us)))
+
+    @property
+    def latency_bytes(self) -> float:
+        """Bytes that a link carries in the time of its latency: the median of all; 0 without."""
+        ratios = [
+            self._alpha_us[a][b] / self._beta[a][b]
+            for a, b in itertools.combinations(self._ranks, 2)
+        ]
+        return statistics.median(ratios) if ratios else 0.0
 
     @cached_property
     def _levels(self) -> list[list[list[int]]]:

@@ -10,8 +10,8 @@ from typing import Final
 
 from ddltrace.experiments.architectures.transfers import even_bounds
 
-GOOD_SKEW: Final = 1.1
-"""Skew at which no smaller pieces are tried: each piece is one more message."""
+_NEAR_BEST: Final = 1.1
+"""Factor of the least cost within which fewer pieces are taken."""
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,37 @@ class Placement:
         return {"keys": len(self.keys), "loads": list(self.loads), "skew": self.skew}
 
 
-def place(sizes: Mapping[int, int], servers: int) -> Placement:
-    """Distributes tensors over servers so that their loads are nearly equal.
+def place(sizes: Mapping[int, int], servers: int, latency: float = 0.0) -> Placement:
+    """Distributes tensors over servers so that the busiest one is done early.
 
-    A tensor that is larger than a server's fair share is cut into even pieces of at most that
-    share. Then the largest piece goes to the emptiest server, and so on (longest processing time
-    first: Graham, 1969). If the fullest server has over `GOOD_SKEW` times the mean, the same is
-    tried with smaller pieces, down to 1/8 of the share; the least skewed placement is taken.
+    Tensors are whole, or cut into even pieces of at most a server's fair share of all elements, or
+    of 1/2, 1/4 or 1/8 of it. Then the largest piece goes to the emptiest server, and so on (longest
+    processing time first: Graham, 1969). A server's cost is its elements, and the latency of a
+    message for each of its pieces; of the placements whose busiest server costs at most a tenth
+    more than that of the best, the one with the fewest pieces is taken.
 
     Args:
         sizes: Elements of each tensor by its index.
         servers: How many servers there are.
+        latency: Elements that a link carries in the time by which a message is delayed.
     """
     share = -(-sum(sizes.values()) // servers)
-    best: Placement | None = None
-    for divisor in (1, 2, 4, 8):
-        found = _place_pieces(sizes, servers, max(1, share // divisor))
-        if best is None or found.skew < best.skew:
-            best = found
-        if best.skew <= GOOD_SKEW:
-            break
-    assert best is not None
-    return best
+    largest = [max(sizes.values(), default=1), *(share // divisor for divisor in (1, 2, 4, 8))]
+    found = [_place_pieces(sizes, servers, max(1, size)) for size in sorted(largest)[::-1]]
+    costs = [_cost(placement, latency) for placement in found]
+    return next(
+        placement
+        for placement, cost in zip(found, costs, strict=True)
+        if cost <= _NEAR_BEST * min(costs)
+    )
+
+
+def _cost(placement: Placement, latency: float) -> float:
+    """The elements of the busiest server, and what the latency of its messages is worth."""
+    pieces = [0] * len(placement.loads)
+    for key in placement.keys:
+        pieces[key.server] += 1
+    return max(load + latency * n for load, n in zip(placement.loads, pieces, strict=True))
 
 
 def _place_pieces(sizes: Mapping[int, int], servers: int, largest: int) -> Placement:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddltrace.experiments.codecs.block_int4 import BlockInt4
 from ddltrace.experiments.codecs.block_int8 import BlockInt8
 from ddltrace.experiments.codecs.codec import Codec, CodecDescription, Payload
 from ddltrace.experiments.codecs.dgc import Dgc
 from ddltrace.experiments.codecs.feedback import DoubleSqueeze, Feedback, Modifier, compose
+from ddltrace.experiments.codecs.fp8 import Fp8
 from ddltrace.experiments.codecs.half_precision import Bf16, Fp16
 from ddltrace.experiments.codecs.one_bit import OneBit
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
@@ -19,6 +21,7 @@ from ddltrace.experiments.codecs.qsgd import Qsgd
 from ddltrace.experiments.codecs.random_k import RandomK
 from ddltrace.experiments.codecs.sign_sgd import SignSgd
 from ddltrace.experiments.codecs.ternary import Ternary
+from ddltrace.experiments.codecs.thc import Thc
 from ddltrace.experiments.codecs.top_k import TopK
 from ddltrace.experiments.grammar import MODIFIER, Grammar
 from ddltrace.experiments.technique import on_axis
@@ -29,10 +32,13 @@ CODECS: Final[tuple[type[CodecDescription | Modifier], ...]] = (
     Fp16,
     Bf16,
     BlockInt8,
+    Fp8,
+    BlockInt4,
     OneBit,
     SignSgd,
     Qsgd,
     Ternary,
+    Thc,
     TopK,
     Dgc,
     RandomK,

@@ -52,7 +52,7 @@ class BlockInt8(CodecDescription):
 
     def codec(self, seed: int | None) -> Codec:
         """Rounding to the nearest."""
-        return BlockInt8Codec(self)
+        return BlockCodec(self, self.block, 127.0, torch.int8)
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One byte an element and four a block."""
@@ -67,19 +67,29 @@ class BlockInt8(CodecDescription):
         return "all_gather" if world_size <= 2 else "all_to_all"
 
 
-_LEVELS = 127.0
-
-
-class BlockInt8Codec(ChunkedCodec):
-    """Rounds to the nearest multiple of the block's largest magnitude / 127.
+class BlockCodec(ChunkedCodec):
+    """Scales each block so that its largest magnitude is the largest code, and rounds.
 
     A block with an infinite or NaN element decodes to NaN as a whole. Magnitudes outside
     float32's range count as infinite.
     """
 
-    def __init__(self, description: BlockInt8) -> None:
+    def __init__(
+        self, description: CodecDescription, block: int, largest: float, codes: torch.dtype
+    ) -> None:
+        """Takes the parameters.
+
+        Args:
+            description: The description of the codec.
+            block: Elements that share one scale.
+            largest: The largest code.
+            codes: Type of the codes, one byte: whole numbers or floats. Conversion to it rounds
+                floats to the nearest, whole numbers have to be rounded before.
+        """
         super().__init__(description)
-        self._block = description.block
+        self._block = block
+        self._largest = largest
+        self._codes = codes
 
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Encodes all blocks of a chunk together."""
@@ -87,7 +97,7 @@ class BlockInt8Codec(ChunkedCodec):
         block = min(self._block, rounded_up(elements))
         blocks = -(-elements // block)
         data = self._empty_payloads(rows)
-        codes = data[:, 4 * blocks :].view(torch.int8)
+        codes = data[:, 4 * blocks :].view(self._codes)
         chunk = chunk_elements(count, elements, rows.device, block)
         for start, stop, values in float_chunks(rows, chunk, block):
             work = scratch("noise", values.numel(), rows.device).view(values.shape)
@@ -95,12 +105,14 @@ class BlockInt8Codec(ChunkedCodec):
             part = values.view(count, -1, block)
             magnitudes = work.view(count, -1, block)
             torch.abs(part, out=magnitudes)
-            scale = finite_or_nan(magnitudes.amax(2).div_(_LEVELS))
+            scale = finite_or_nan(magnitudes.amax(2).div_(self._largest))
             data[:, 4 * first : 4 * last] = as_bytes(scale)[:, : 4 * (last - first)]
             # Where the scale is zero, so is the block: any divisor will do.
             divisor = scale.masked_fill_(scale == 0, 1.0).unsqueeze(2)
             torch.div(part, divisor, out=magnitudes)
-            magnitudes.round_().clamp_(-_LEVELS, _LEVELS).nan_to_num_(0.0)
+            if not self._codes.is_floating_point:
+                magnitudes.round_()
+            magnitudes.clamp_(-self._largest, self._largest).nan_to_num_(0.0)
             codes[:, start:stop] = work[:, : stop - start]
         return data
 
@@ -109,7 +121,7 @@ class BlockInt8Codec(ChunkedCodec):
         block = min(self._block, rounded_up(elements))
         blocks = -(-elements // block)
         scales = floats_at_start(data, blocks).unsqueeze(2)
-        codes = data[:, 4 * blocks :].view(torch.int8)
+        codes = data[:, 4 * blocks :].view(self._codes)
         chunk = chunk_elements(count, elements, data.device, block)
         for start, stop, work in decoded_chunks(data, elements, chunk):
             first, last = start // block, -(-stop // block)

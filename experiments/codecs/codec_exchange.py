@@ -17,9 +17,11 @@ from ddltrace.experiments.codecs.forms.all_reduce import AllReduceForm
 from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
 from ddltrace.experiments.codecs.forms.base import Form, Part
 from ddltrace.experiments.codecs.forms.low_rank import LowRankForm
+from ddltrace.experiments.codecs.forms.shared_range import SharedRangeForm
 from ddltrace.experiments.codecs.forms.votes import combination_of
 from ddltrace.experiments.codecs.half_precision import HalfPrecisionCodec
 from ddltrace.experiments.codecs.power_sgd import PowerSgdCodec
+from ddltrace.experiments.codecs.thc import ThcCodec
 from ddltrace.experiments.collectives.base import Collectives, LibraryCollectives
 from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, Message
@@ -96,9 +98,11 @@ def _form_of(codec: Codec, first: Collectives, second: Collectives) -> Form:
     """The exchange that the codec's own formula chooses on this many ranks."""
     description = codec.description
     inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
+    feedback = codec if isinstance(codec, FeedbackCodec) else None
     if isinstance(inner, PowerSgdCodec):
-        feedback = codec if isinstance(codec, FeedbackCodec) else None
         return LowRankForm(inner, feedback, first, second)
+    if isinstance(inner, ThcCodec):
+        return SharedRangeForm(inner, feedback, first)
     if isinstance(inner, DgcCodec):
         inner.ranks = first.size()
     # None of the formulas depends on the size of the tensor but PowerSGD's.

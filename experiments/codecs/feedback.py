@@ -25,6 +25,7 @@ from ddltrace.experiments.codecs.codec import (
 from ddltrace.experiments.codecs.one_bit import OneBit
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
 from ddltrace.experiments.codecs.random_k import RandomK
+from ddltrace.experiments.codecs.thc import Thc
 from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
@@ -309,7 +310,7 @@ class DoubleSqueeze(Modifier):
         codec = OneBit() if codec is None else codec
         if codec.keeps_residual:
             raise ValueError("doublesqueeze cannot change a codec that keeps its own residual")
-        if isinstance(codec, PowerSgd | RandomK):
+        if isinstance(codec, PowerSgd | RandomK | Thc):
             raise ValueError("doublesqueeze cannot change a codec whose payloads are summed")
         return WithFeedback(codec, both_sides=True)
 

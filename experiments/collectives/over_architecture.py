@@ -37,6 +37,8 @@ from ddltrace.experiments.plan_execution import (
 TAGS: Final = 1024
 """Tags are reused after this many collectives, far more than are ever in progress."""
 
+_FLOAT_BYTES: Final = 4
+
 _PLANS: Final = 4096
 """Maximum number of cached plans; a job has one for each different message of its schedule."""
 
@@ -88,14 +90,16 @@ class ArchitectureCollectives(Collectives):
         return self._servers is not None
 
     def prepare(self, sizes: Mapping[int, int]) -> None:
-        """Places keys on servers.
+        """Places keys on servers, by the measured links. Collective.
 
         Args:
             sizes: Elements of each gradient by its index.
         """
         if isinstance(self._architecture, ParameterServer):
             servers = self._architecture.server_ranks(self._ranks)
-            self.placement = place(sizes, len(servers))
+            # Each piece is a message more, so a slow start of messages speaks for few pieces.
+            links = measure_links(self.group)
+            self.placement = place(sizes, len(servers), links.latency_bytes / _FLOAT_BYTES)
 
     def all_reduce(
         self, vector: torch.Tensor, slices: MessageSlices = (), naming: Naming = unnamed

@@ -11,11 +11,15 @@ from ddltrace.experiments.engine.server_updates import ServerUpdates
 from ddltrace.experiments.frequency.accumulate import Accumulate
 from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.dion import Dion
 from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.frequency.policies.accumulation import AccumulationPolicy
 from ddltrace.experiments.frequency.policies.averaging import AveragingPolicy
 from ddltrace.experiments.frequency.policies.decoupled_momentum import DecoupledMomentumPolicy
+from ddltrace.experiments.frequency.policies.low_rank_momentum import LowRankMomentumPolicy
 from ddltrace.experiments.frequency.policies.outer_steps import OuterStepPolicy
+from ddltrace.experiments.frequency.policies.pair_steps import PairStepPolicy
 from ddltrace.experiments.frequency.policies.step_policy import EveryStep, StepContext, StepPolicy
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
@@ -55,6 +59,10 @@ def _policy_of_frequency(strategy: Strategy, context: StepContext) -> StepPolicy
         return AccumulationPolicy(context, frequency)
     if isinstance(frequency, Demo):
         return DecoupledMomentumPolicy(context, frequency)
+    if isinstance(frequency, Dion):
+        return LowRankMomentumPolicy(context, frequency)
+    if isinstance(frequency, NoLoCo):
+        return PairStepPolicy(context, frequency)
     if isinstance(frequency, DiLoCo | StreamingDiLoCo):
         momentum = frequency.outer_momentum
         if momentum is None:

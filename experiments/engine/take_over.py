@@ -29,6 +29,7 @@ from ddltrace.experiments.frequency.policies.step_policy import StepContext
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
 from ddltrace.experiments.observation.restrictions import report_restriction
+from ddltrace.experiments.optimizer_rules.muon import outer_weights
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.job_checks import refused_ranks, require_packages
@@ -85,7 +86,10 @@ class TakenOver:
             policy = create_step_policy(
                 strategy,
                 StepContext(
-                    parameters, group, lambda: create_message_exchange(strategy, carried_by)
+                    parameters,
+                    group,
+                    lambda: create_message_exchange(strategy, carried_by),
+                    outer_weights(ddp.module),
                 ),
                 messages,
             )
@@ -102,12 +106,13 @@ class TakenOver:
             group=group,
             find_unused_parameters=ddp.find_unused_parameters or ddp.static_graph,
         )
+        rule = strategy.optimizer_rule
         self.updates = UpdateControl(
             strategy.spec,
             [parameter for _, parameter in parameters],
             self.exchange,
             policy,
-            strategy.optimizer_rule,
+            rule and rule.for_model(ddp.module),
             takes_momentum=strategy.codec is not None and strategy.codec.takes_momentum,
         )
         _watch_passes()

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.optimizer_rules.optimizer_rule import (
     OptimizerRule,
+    adam_direction,
     check_warmup,
     dense_gradient,
-    kept_buffer,
     update_number,
     warmup_share,
     wide,
 )
-from ddltrace.experiments.technique import STATE_PREFIX, technique
+from ddltrace.experiments.technique import technique
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-_MEAN: Final = STATE_PREFIX + "mean"
-_SQUARE: Final = STATE_PREFIX + "square"
 
 
 @technique(
@@ -62,19 +58,12 @@ class Lamb(OptimizerRule):
     ) -> None:
         """Updates each parameter as a layer of its own."""
         with torch.no_grad():
-            first, second = map(float, group.get("betas", (0.9, 0.999)))
-            eps, decay = float(group.get("eps", 1e-8)), float(group.get("weight_decay", 0.0))
             for parameter in parameters:
                 state = optimizer.state[parameter]
                 count = update_number(state)
-                rate = float(group["lr"]) * warmup_share(count, self.warmup)
                 weight, gradient = wide(parameter), wide(dense_gradient(parameter))
-                mean = kept_buffer(state, _MEAN, weight).lerp_(gradient, 1 - first)
-                square = kept_buffer(state, _SQUARE, weight)
-                square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-                scale = math.sqrt(1 - second**count)
-                update = (mean / (1 - first**count)).div_(square.sqrt().div_(scale).add_(eps))
-                update.add_(weight, alpha=decay)
+                update = adam_direction(state, count, group, weight, gradient)
+                rate = float(group["lr"]) * warmup_share(count, self.warmup)
                 weight_norm, update_norm = (
                     torch.linalg.vector_norm(weight),
                     torch.linalg.vector_norm(update),

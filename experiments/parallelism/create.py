@@ -39,5 +39,6 @@ def create(how: Parallelism, workload: Workload, learning_rate: float) -> SplitT
         return ExpertParallelTraining(workload, learning_rate, how)
     from ddltrace.experiments.parallelism.sharded_state import FsdpTraining, ZeroTraining
 
-    kind = FsdpTraining if isinstance(how, Fsdp) else ZeroTraining
-    return kind(workload, learning_rate)
+    if isinstance(how, Fsdp):
+        return FsdpTraining(workload, learning_rate, how)
+    return ZeroTraining(workload, learning_rate)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ddltrace.experiments.technique import technique
 from ddltrace.experiments.workloads.sizes import EXPERTS, HEADS, LAYERS
 
 MAX_MICROBATCHES = 1024
+_MAX_PREFETCH = 64
 _DENSE = ("digits", "vgg", "resnet", "gpt", "moe")
 
 
@@ -150,15 +151,42 @@ class Zero(Parallelism):
     workloads: ClassVar[tuple[str, ...] | None] = _DENSE
 
 
+Encoding = Literal["none", "bf16", "fp8", "int8", "int4"]
+"""How messages of FSDP are encoded: by the codec of this name, or not at all."""
+
+
 @technique(
     "parallelism",
     "fsdp",
     "each rank has a part of every parameter, gathered layer by layer",
-    "ZeRO stage 3, SC 2020; PyTorch FSDP, VLDB 2023",
-    needs=("a built-in workload",),
+    "ZeRO stage 3, SC 2020; PyTorch FSDP, VLDB 2023; encodings: ZeRO++, arXiv 2306.10209",
+    needs=("without parameters a built-in workload, else a job with fully_shard",),
 )
 @dataclass(frozen=True)
 class Fsdp(Parallelism):
-    """Each rank keeps a part of every parameter, gathered for each layer's computation."""
+    """Each rank keeps a part of every parameter, gathered for each layer's computation.
+
+    With parameters it changes the messages of a job that calls ``fully_shard`` itself.
+
+    Attributes:
+        reduce: Gradients are encoded, sent to the rank that keeps their part, and added up there in
+            float32, in place of the reduce-scatter.
+        gather: Each rank encodes its part of the parameters for the all-gather.
+        prefetch: How many layers ahead parameters are gathered, in forward and in backward; 0
+            leaves that to PyTorch.
+    """
 
     workloads: ClassVar[tuple[str, ...] | None] = _DENSE
+
+    reduce: Encoding = "none"
+    gather: Encoding = "none"
+    prefetch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefetch <= _MAX_PREFETCH:
+            raise ValueError(f"prefetch must be 0 to {_MAX_PREFETCH}")
+
+    @property
+    def changes_messages(self) -> bool:
+        """Whether it changes the messages of a job that is sharded already."""
+        return self != Fsdp()

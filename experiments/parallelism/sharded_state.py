@@ -11,6 +11,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ddltrace.experiments.parallelism.descriptions import Fsdp
+from ddltrace.experiments.parallelism.sharded_messages import change_messages
 from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
 from ddltrace.experiments.workloads.base import Workload
 
@@ -44,12 +46,13 @@ class ZeroTraining(SplitTraining):
 class FsdpTraining(SplitTraining):
     """Every child of the model with parameters, and each block, is gathered when it computes."""
 
-    def __init__(self, workload: Workload, learning_rate: float) -> None:
+    def __init__(self, workload: Workload, learning_rate: float, how: Fsdp) -> None:
         """Divides the parameters.
 
         Args:
             workload: The workload to train.
             learning_rate: Learning rate of the workload's optimizer.
+            how: How messages are encoded, and when they are sent.
         """
         super().__init__(workload)
         self._whole = copy.deepcopy(workload.model)
@@ -59,6 +62,8 @@ class FsdpTraining(SplitTraining):
                 if any(True for _ in layer.parameters()):
                     fully_shard(layer, mesh=mesh)
         fully_shard(workload.model, mesh=mesh)
+        if how.changes_messages:
+            change_messages(workload.model, how)
         self._optimizer = workload.optimizer(learning_rate)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -20,11 +20,14 @@ from ddltrace.experiments.architectures.tree import Tree
 from ddltrace.experiments.frequency.accumulate import Accumulate
 from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.dion import Dion
 from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
 from ddltrace.experiments.optimizer_rules.lamb import Lamb
 from ddltrace.experiments.optimizer_rules.lars import Lars
+from ddltrace.experiments.optimizer_rules.muon import Muon
 from ddltrace.experiments.parallelism.descriptions import (
     ExpertParallel,
     Fsdp,
@@ -69,7 +72,16 @@ _DEFAULTS: Final = (
 )
 
 _BUILT_IN: Final[dict[str, tuple[type[object], ...]]] = {
-    "frequency": (Accumulate, LocalSgd, PostLocalSgd, DiLoCo, StreamingDiLoCo, Demo),
+    "frequency": (
+        Accumulate,
+        LocalSgd,
+        PostLocalSgd,
+        DiLoCo,
+        StreamingDiLoCo,
+        NoLoCo,
+        Demo,
+        Dion,
+    ),
     "volume": codecs.CODECS,
     "order": (
         Fifo,
@@ -84,7 +96,7 @@ _BUILT_IN: Final[dict[str, tuple[type[object], ...]]] = {
         OdSgd,
         BestBuckets,
     ),
-    "optimizer": (Lars, Lamb),
+    "optimizer": (Lars, Lamb, Muon),
     "parallelism": (TensorParallel, GPipe, OneForwardOneBackward, ExpertParallel, Zero, Fsdp),
     "architecture": (
         Ring,

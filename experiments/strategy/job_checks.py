@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
+from ddltrace.experiments.codecs.thc import Thc, levels
 from ddltrace.experiments.schedules.search import BayesianSearch
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.backup import Backup
@@ -30,6 +31,8 @@ def refused_ranks(strategy: Strategy, ranks: int, examples: int | None = None) -
             rule.check_ranks(ranks)
         if isinstance(strategy.architecture, ParameterServer):
             strategy.architecture.check_ranks(min(map(len, groups)))
+        if isinstance(strategy.codec, Thc):
+            levels(ranks)
         if strategy.parallelism is not None:
             strategy.parallelism.check_ranks(ranks)
             if examples is not None:

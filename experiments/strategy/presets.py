@@ -33,4 +33,22 @@ PRESETS: Final = (
         "SparseLoCo, arXiv 2508.15706",
         "local AdamW steps, then 2 % of each chunk of the outer gradient in 2 bits, with feedback",
     ),
+    Preset(
+        "qwz",
+        "fsdp:gather=int8",
+        "ZeRO++, arXiv 2306.10209",
+        "parameters gathered as 8-bit blocks",
+    ),
+    Preset(
+        "qgz",
+        "fsdp:reduce=int4",
+        "ZeRO++, arXiv 2306.10209",
+        "gradients sent once to the rank that keeps their part, as 4-bit blocks",
+    ),
+    Preset(
+        "muloco",
+        "diloco:period=30+muon",
+        "MuLoCo, arXiv 2505.23725",
+        "local Muon steps, then an outer Nesterov step on the averaged distance",
+    ),
 )

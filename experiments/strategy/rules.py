@@ -8,6 +8,8 @@ from typing import Final
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.codecs.feedback import DoubleSqueeze, compose
+from ddltrace.experiments.codecs.thc import Thc
+from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.strategy import Strategy
@@ -65,7 +67,8 @@ RULES: Final = (
         _refuses_its_modifier,
         "the codec keeps a residual of its own, or its payloads are summed as they are, so the "
         "modifier beside it cannot work",
-        "leave out feedback or doublesqueeze, or choose topk, onebit, signsgd, int8 or qsgd",
+        "leave out feedback or doublesqueeze, or choose topk, onebit, signsgd, int8, fp8, int4 or "
+        "qsgd",
     ),
     Rule(
         lambda s: s.exchanges != "gradients" and not isinstance(s.schedule, DdpBuckets),
@@ -75,8 +78,16 @@ RULES: Final = (
     ),
     Rule(
         lambda s: s.exchanges == "momentum" and (s.encodes or s.optimizer_rule),
-        "demo encodes momentum itself and takes the optimizer's place",
+        "demo and dion encode momentum themselves and take the optimizer's place",
         "leave out the codec and the optimizer rule",
+    ),
+    Rule(
+        lambda s: (
+            isinstance(s.frequency, NoLoCo)
+            and (s.encodes or s.architecture is not None or s.transport is not None)
+        ),
+        "noloco sends parameters to one rank at a time, by messages of its own",
+        "use noloco alone or with an optimizer rule, or choose diloco",
     ),
     Rule(
         lambda s: s.exchanges == "parameters" and (s.codec is not None and s.codec.takes_momentum),
@@ -116,7 +127,8 @@ RULES: Final = (
             s.architecture is not None
             and (isinstance(s.schedule, Poseidon) or s.exchanges == "momentum")
         ),
-        "poseidon and demo send what is not a sum over the ranks, by collectives of their own",
+        "poseidon, demo and dion exchange something else than gradients, by collectives of their "
+        "own",
         "leave out the architecture, or choose wfbp as the schedule",
     ),
     Rule(
@@ -128,12 +140,17 @@ RULES: Final = (
         "the codec's payloads cannot be summed as they are, and the architecture sums on the way "
         "at ranks that would have to decode and encode again at every step",
         "choose mesh for every codec, ring for topk or dgc, ps:sharded=true for qsgd, int8, "
-        "onebit or ternary, which are encoded again once; or fp16, bf16, randomk or powersgd "
-        "as the codec",
+        "fp8, int4, onebit or ternary, which are encoded again once; or fp16, bf16, thc, randomk "
+        "or powersgd as the codec",
     ),
     Rule(
-        lambda s: _has_own_servers(s) and (s.codec is not None and s.codec.whole_tensors),
-        "powersgd sums two factors after each other, and servers of their own serve one sum",
+        lambda s: (
+            _has_own_servers(s)
+            and s.place != "servers"
+            and (s.codec is not None and (s.codec.whole_tensors or isinstance(s.codec, Thc)))
+        ),
+        "powersgd sums two factors after each other, thc finds a maximum before its sum, and "
+        "servers of their own serve one sum",
         "choose ps:sharded=true",
     ),
     Rule(
@@ -186,7 +203,8 @@ RULES: Final = (
         "a server gets parts of tensors from one worker at a time, while powersgd needs whole "
         "ones, signsgd the votes of all workers, doublesqueeze a second pass, and dgc takes the "
         "momentum that the server has",
-        "choose topk, onebit, int8, qsgd, ternary, randomk, fp16 or bf16, with or without feedback",
+        "choose topk, onebit, int8, fp8, int4, qsgd, ternary, thc, randomk, fp16 or bf16, with or "
+        "without feedback",
     ),
     Rule(
         lambda s: (

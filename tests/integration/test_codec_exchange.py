@@ -12,13 +12,14 @@ from support.jobs import on_ranks, run
 JOB = Path(__file__).parent / "jobs" / "codec_exchange_job.py"
 
 EXACT = {"topk:density=1": 1e-6, "fp16": 1e-3, "bf16": 1e-2, "int8:block=64": 0.02}
+EXACT |= {"fp8:block=64": 0.06, "fp8:form=e5m2": 0.12, "int4": 0.3, "thc": 0.08}
 """Specs whose average is that of the tensors, with the relative error that they may have."""
 
 CONSERVING = (
     *("onebit+feedback", "signsgd+feedback", "doublesqueeze", "topk:density=0.1+feedback"),
     *("randomk:density=0.1+feedback", "powersgd:rank=1+feedback", "qsgd+feedback"),
     *("topk:density=0.1+doublesqueeze", "int8:block=64+doublesqueeze", "ternary+feedback"),
-    "topk:density=0.1,chunk=100,bits=2+feedback",
+    *("topk:density=0.1,chunk=100,bits=2+feedback", "int4+feedback", "thc:block=64+feedback"),
 )
 
 
@@ -75,6 +76,8 @@ def test_each_codec_takes_the_exchange_that_suits_it(report: dict[str, Any]) -> 
     assert forms["fp16"] == forms["randomk:density=0.1"] == "AllReduceForm"
     assert forms["topk:density=0.1"] == forms["dgc:density=0.05"] == "AllGatherForm"
     assert forms["onebit"] == forms["int8:block=64"] == "AllToAllForm"
+    assert forms["fp8:block=64"] == forms["int4"] == "AllToAllForm"
+    assert forms["thc"] == forms["thc:block=64+feedback"] == "SharedRangeForm"
     assert report["two"]["int8:block=64"]["form"] == "AllGatherForm"
     assert report["two"]["doublesqueeze"]["form"] == "AllToAllForm"
 

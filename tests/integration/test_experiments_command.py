@@ -214,6 +214,7 @@ NAMES_OTHERS_RELY_ON = {
     *("odsgd", "best_buckets", "fp16", "bf16", "int8", "onebit", "signsgd", "qsgd", "ternary"),
     *("topk", "dgc", "randomk", "powersgd", "doublesqueeze", "feedback", "accumulate"),
     *("localsgd", "postlocalsgd", "diloco", "streaming_diloco", "demo", "lars", "lamb"),
+    *("fp8", "int4", "thc", "muon", "dion", "noloco"),
 }
 
 

@@ -43,7 +43,7 @@ def test_replicas_are_equal_after_each_round_and_only_then(report: dict[str, Any
         if name in {"localsgd", "diloco"}:
             period = int(rest.partition("period=")[2].partition(",")[0].partition("+")[0])
             assert equal == [(step + 1) % period == 0 for step in range(len(equal))], case
-        elif name in {"ddp", "demo", "accumulate"}:
+        elif name in {"ddp", "demo", "accumulate", "dion", "muon"}:
             assert all(equal), case
 
 

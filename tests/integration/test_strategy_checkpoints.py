@@ -25,7 +25,7 @@ def test_a_run_from_a_checkpoint_ends_as_the_run_that_went_on(
     ran: tuple[list[dict[str, Any]], Done],
 ) -> None:
     for rank in ran[0]:
-        assert len(rank["resumed"]) == 8
+        assert len(rank["resumed"]) == 11
         for spec, found in rank["resumed"].items():
             assert found["equal"], spec
             assert found["keys_of_plain_model"], spec

@@ -27,8 +27,8 @@ class EveryOther(LocalSgd):
 BROKEN = {
     "axis": (EVERY_OTHER, "cannot bring a technique of the axis frequency, only of volume, order"),
     "syntax": (GOOD.replace("@dataclass(frozen=True)", "@dataclass(frozen=True"), "SyntaxError"),
-    "clash": (GOOD.replace('"fp8"', '"topk"'), "there is a technique 'topk' already"),
-    "preset": (GOOD.replace('"fp8"', '"sparseloco"'), "there is a preset of this name"),
+    "clash": (GOOD.replace('"tensor_fp8"', '"topk"'), "there is a technique 'topk' already"),
+    "preset": (GOOD.replace('"tensor_fp8"', '"sparseloco"'), "there is a preset of this name"),
     "no wire_bytes": (GOOD.replace("def wire_bytes", "def other"), "lacks: wire_bytes"),
     "no codec": (GOOD.replace("def codec", "def other"), "lacks: codec"),
     "no _decode": (GOOD.replace("def _decode", "def other"), "_decode"),
@@ -84,21 +84,30 @@ def ddltrace(*arguments: str, timeout: float = 240) -> subprocess.CompletedProce
 def test_the_example_runs_on_two_ranks_and_is_recorded(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = ddltrace(
-        *("experiment", "run", "--plugin", str(EXAMPLE), "--strategy", "ddp", "--strategy", "fp8"),
+        *(
+            "experiment",
+            "run",
+            "--plugin",
+            str(EXAMPLE),
+            "--strategy",
+            "ddp",
+            "--strategy",
+            "tensor_fp8",
+        ),
         *("--steps", "12", "--warmup", "4", "--repeats", "1", "--width", "8", "-o", str(out)),
         *("--max-other-cores", "1000"),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads((out / "results.json").read_text())
     (record,) = results["settings"]["plugins"]
-    assert record["techniques"] == ["fp8"]
+    assert record["techniques"] == ["tensor_fp8"]
     assert len(record["sha256"]) == 64
     plain, coded = results["rows"]
     assert coded["replicas_identical"]
     # One byte for each element, and a scale for each of the model's 14 tensors.
     assert coded["payload_bytes"] == plain["payload_bytes"] / 4 + 4 * 14
     assert coded["losses"][-1] == pytest.approx(plain["losses"][-1], rel=0.2)
-    run = json.loads((out / "fp8" / "run.json").read_text())
+    run = json.loads((out / "tensor_fp8" / "run.json").read_text())
     assert run["labels"]["techniques"] == [record]
 
 
@@ -139,7 +148,7 @@ def test_a_broken_plugin_is_one_line_before_the_job_starts(case: str, tmp_path: 
 
 
 def test_a_missing_plugin_is_one_line() -> None:
-    done = ddltrace("experiment", "run", "--plugin", "/no/such.py", "--strategy", "fp8")
+    done = ddltrace("experiment", "run", "--plugin", "/no/such.py", "--strategy", "tensor_fp8")
     assert done.returncode != 0
     (line,) = done.stderr.strip().splitlines()
     assert line.endswith("plug-in /no/such.py cannot be read: No such file or directory")
@@ -157,7 +166,7 @@ def test_a_rank_with_another_file_ends_the_job_with_one_line(tmp_path: Path) -> 
         "print('trained')\n",
         encoding="utf-8",
     )
-    arguments = ["--plugin", str(file), "--strategy", "fp8", "-o", str(tmp_path / "trace")]
+    arguments = ["--plugin", str(file), "--strategy", "tensor_fp8", "-o", str(tmp_path / "trace")]
     done = ddltrace("run", *arguments, "--", *RANKS, str(job))
     assert done.returncode != 0
     assert "trained" not in done.stdout

@@ -138,15 +138,17 @@ class OuterStepPolicy(StepPolicy):
         if len(fragments) != len(self._fragments):
             raise ValueError(f"it has {len(fragments)} fragments, not {len(self._fragments)}")
         for fragment, saved in zip(self._fragments, fragments, strict=True):
-            fragment.outer = _like(fragment.parameters, saved["outer"])
+            fragment.outer = like_parameters(fragment.parameters, saved["outer"])
             fragment.momentum = (
-                _like(fragment.parameters, saved["momentum"])
+                like_parameters(fragment.parameters, saved["momentum"])
                 if self._momentum and saved["momentum"]
                 else self._zeros(fragment)
             )
             gradient = saved["gradient"]
             fragment.due = int(saved["due"])
-            fragment.gradient = None if gradient is None else _like(fragment.parameters, gradient)
+            fragment.gradient = (
+                None if gradient is None else like_parameters(fragment.parameters, gradient)
+            )
         self._step = int(state["step"])
         self._restored = True
 
@@ -199,7 +201,7 @@ class OuterStepPolicy(StepPolicy):
                 parameter.lerp_(outer, self._alpha)
 
 
-def _like(
+def like_parameters(
     parameters: Sequence[torch.nn.Parameter], saved: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Saved tensors with the shapes, types and devices of the parameters.

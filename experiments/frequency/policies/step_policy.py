@@ -23,11 +23,13 @@ class StepContext:
         group: The ranks that train the model together.
         exchange: Creates a new exchange with the strategy's codec, for tensors that the policy
             averages itself. Collective.
+        outer: The weights of embeddings and of the last linear layer, by their `id`.
     """
 
     parameters: Sequence[tuple[str, torch.nn.Parameter]]
     group: dist.ProcessGroup
     exchange: Callable[[], MessageExchange]
+    outer: frozenset[int] = frozenset()
 
 
 class StepPolicy(ABC):

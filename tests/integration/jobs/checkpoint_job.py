@@ -27,6 +27,7 @@ SPECS = (
     "accumulate:steps=3",
     "lamb",
     "demo",
+    *("muon", "dion", "noloco:period=4"),
 )
 STEPS, SAVED = 14, 7
 

@@ -35,6 +35,7 @@ SPECS = (
     *("randomk:density=0.1+feedback", "powersgd:rank=2", "powersgd:rank=1+feedback"),
     *("topk:density=0.1+doublesqueeze", "int8:block=64+doublesqueeze"),
     "topk:density=0.1,chunk=100,bits=2+feedback",
+    *("fp8:block=64", "fp8:form=e5m2", "int4", "int4+feedback", "thc", "thc:block=64+feedback"),
 )
 SHAPES = ((40, 30), (1,), (7,), (), (8, 3, 3, 3), (513,), (2, 2))
 STEPS = 6

@@ -96,6 +96,38 @@ def large_batch(steps: int) -> torch.Tensor:
     return flat(model)
 
 
+def dion_by_its_formulas(rank: int) -> torch.Tensor:
+    """Dion on the mean gradients of both ranks, in one process."""
+    model = network()
+    hidden = [model[0].weight, model[3].weight]
+    others = [p for p in model.parameters() if not any(p is each for each in hidden)]
+    adamw = torch.optim.AdamW(others, lr=0.01)
+    momenta = [torch.zeros_like(weight).flatten(1) for weight in hidden]
+    rights = []
+    for momentum in momenta:
+        rows, columns = momentum.shape
+        generator = torch.Generator().manual_seed(columns)
+        rights.append(torch.randn(columns, min(rank, rows, columns), generator=generator))
+    for step in range(STEPS):
+        model.zero_grad()
+        for each in range(dist.get_world_size()):
+            share = dist.get_world_size()
+            (model(batch(step, each)).square().mean() / share).backward()
+        with torch.no_grad():
+            for place, (weight, momentum) in enumerate(zip(hidden, momenta, strict=True)):
+                momentum.add_(weight.grad.flatten(1))
+                left = torch.linalg.qr(momentum @ rights[place]).Q
+                right = momentum.t() @ left
+                momentum.sub_(0.05 * left @ right.t())
+                rights[place] = right / right.norm(dim=0)
+                rows, columns = momentum.shape
+                weight.mul_(1 - 0.01 * 0.01)
+                update = (rows / columns) ** 0.5 * left @ rights[place].t()
+                weight.sub_(0.01 * update.view(weight.shape))
+        adamw.step()
+    return flat(model)
+
+
 def beside_pytorchs_hooks(report: dict[str, Any]) -> None:
     """PyTorch's implementations and ours train the same models to the same parameters."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
@@ -232,7 +264,9 @@ def main() -> None:
         *(("diloco:period=4,outer_lr=0.5+topk:density=1+feedback", "adamw"),),
         *(("diloco:period=4,outer_lr=0.5,outer_momentum=0", "adamw"),),
         *(("accumulate:steps=3", "momentum"), ("accumulate:steps=3+p3:slice=50", "momentum")),
-        *(("postlocalsgd:start=4,period=3", "momentum"),),
+        *(("postlocalsgd:start=4,period=3", "momentum"), ("dion:rank=3", "adamw")),
+        *(("noloco:period=3,outer_lr=1,outer_momentum=0,pull=1", "momentum"),),
+        *(("noloco:period=4", "adamw"), ("muon", "adamw"), ("muloco", "adamw")),
     ):
         final, equal = trained(spec, kind)
         found[f"{spec} {kind}"] = final
@@ -243,12 +277,18 @@ def main() -> None:
         final = found[key] if key in found else trained(spec, kind)[0]
         report["simulated"][key] = final.tolist()
     found["large batch"] = large_batch(3)
+    found["dion by its formulas"] = dion_by_its_formulas(rank=3)
     for left, right in (
         ("localsgd:period=1 sgd", "ddp sgd"),
         ("diloco:period=3,outer_lr=1,outer_momentum=0 momentum", "localsgd:period=3 momentum"),
         ("localsgd:period=4+topk:density=1 adamw", "localsgd:period=4 adamw"),
         ("streaming_diloco:period=4,fragments=1,delay=0,alpha=1 adamw", "diloco:period=4 adamw"),
         ("accumulate:steps=3 momentum", "large batch"),
+        ("dion:rank=3 adamw", "dion by its formulas"),
+        (
+            "noloco:period=3,outer_lr=1,outer_momentum=0,pull=1 momentum",
+            "localsgd:period=3 momentum",
+        ),
         ("accumulate:steps=3+p3:slice=50 momentum", "large batch"),
         (
             "diloco:period=4,outer_lr=0.5+topk:density=1+feedback adamw",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from ddltrace.experiments.architectures.auto import Links
 from ddltrace.experiments.architectures.base import Architecture
 from ddltrace.experiments.architectures.double_tree import DoubleTree
 from ddltrace.experiments.architectures.halving_doubling import HalvingDoubling
@@ -156,6 +157,16 @@ def test_keys_are_placed_by_size() -> None:
         assert placement.skew < 1.2
     assert place({}, 3).skew == 1
     assert place({0: 1}, 2).skew == 2  # one element cannot be on two servers
+
+
+def test_tensors_are_cut_where_that_is_worth_a_message() -> None:
+    small = dict.fromkeys(range(6), 3750)
+    assert len(place(small, 4).keys) > 6
+    assert len(place(small, 4, latency=12_500).keys) == 6
+    assert len(place({0: 1_000_000}, 4, latency=12_500).keys) == 4
+    links = Links([[0, 50, 70], [50, 0, 60], [70, 60, 0]], [[0, 1, 1], [1, 0, 0.5], [1, 0.5, 0]])
+    assert links.latency_bytes == 70  # of 50, 70 and 120
+    assert Links([[0]], [[0]]).latency_bytes == 0
 
 
 def test_a_message_is_cut_at_the_keys_that_it_holds() -> None:

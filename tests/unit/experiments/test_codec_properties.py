@@ -20,6 +20,9 @@ from ddltrace.experiments.codecs.packing import PackedLevels, pack, unit_element
 from ddltrace.experiments.codecs.power_sgd import orthonormal
 from ddltrace.experiments.codecs.random_bits import RandomBits
 from ddltrace.experiments.codecs.sparse import largest
+from ddltrace.experiments.codecs.thc import ThcCodec
+from ddltrace.experiments.strategy.job_checks import refused_ranks
+from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.technique import Technique, on_axis
 from ddltrace.tracer.errors import UsageError
 
@@ -47,8 +50,10 @@ SPECS = sampled(
         *("powersgd:rank=1+feedback", "topk:density=0.1+doublesqueeze", "qsgd+feedback"),
         *("ternary+feedback", "int8+feedback", "fp16+feedback", "topk:density=0.1,chunk=100"),
         *("topk:density=0.05,chunk=64,bits=2", "topk:density=0.1,chunk=1000,bits=3+feedback"),
+        *("fp8", "fp8:form=e5m2,block=100", "fp8+feedback", "int4", "int4:block=8,rotation=1"),
+        *("int4:block=64,rotation=64+feedback", "thc", "thc:block=64+feedback"),
     ],
-    15,
+    19,
 )
 SHAPES = ((), (0,), (1,), (3, 0), (7,), (1001,), (3, 5, 2, 4), (64, 33), (70001,))
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -173,6 +178,11 @@ def test_what_cannot_be_encoded_is_refused(spec: str) -> None:
         ("dgc+feedback", "residual"),
         ("wfbp", "codec 'wfbp': there is no 'wfbp'"),
         ("int8:block=x", "block must be"),
+        ("fp8:form=e3m4", "form must be"),
+        ("int4:block=100", "powers of two"),
+        ("int4:block=16,rotation=32", "at most the block"),
+        ("thc:block=100", "power of two"),
+        ("thc+doublesqueeze", "payloads are summed"),
     ],
 )
 def test_a_bad_spec_is_one_clear_line(spec: str, says: str) -> None:
@@ -209,7 +219,10 @@ def test_packed_levels_come_back_in_whatever_pieces(bits: int, elements: int) ->
     assert torch.equal(found[:elements], codes)
 
 
-@pytest.mark.parametrize("spec", ["qsgd:s=1", "qsgd:s=4,bucket=100", "ternary", "int8", "onebit"])
+@pytest.mark.parametrize(
+    "spec",
+    ["qsgd:s=1", "qsgd:s=4,bucket=100", "ternary", "int8", "onebit", "fp8", "int4", "thc"],
+)
 def test_ranks_with_other_numbers_of_threads_understand_each_other(spec: str) -> None:
     threads = torch.get_num_threads()
     payload = create(spec, seed=SEED).encode(drawn((600_011,), seed=SEED))
@@ -223,7 +236,9 @@ def test_ranks_with_other_numbers_of_threads_understand_each_other(spec: str) ->
     assert torch.equal(*decoded)
 
 
-@pytest.mark.parametrize("spec", ["qsgd", "ternary", "int8", "topk:density=0.1", "onebit"])
+@pytest.mark.parametrize(
+    "spec", ["qsgd", "ternary", "int8", "topk:density=0.1", "onebit", "fp8", "int4", "thc"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adding_a_payload_is_adding_what_it_decodes_to(spec: str, dtype: torch.dtype) -> None:
     codec = create(spec, seed=SEED)
@@ -242,6 +257,72 @@ def test_int8_errs_by_half_a_step_of_its_block(tensor: torch.Tensor) -> None:
     for part, errors in zip(tensor.split(32), error.split(32), strict=True):
         # A scale is a multiple of float32's smallest number, which is 1.4e-45.
         assert float(errors.max()) <= float(part.abs().max()) / 127 * 0.5001 + 1e-43
+
+
+@pytest.mark.parametrize(("form", "bits", "least"), [("e4m3", 3, -9), ("e5m2", 2, -16)])
+@given(vectors)
+@quick
+def test_fp8_rounds_to_the_nearest_float(
+    form: str, bits: int, least: int, tensor: torch.Tensor
+) -> None:
+    codec = create(f"fp8:form={form},block=32")
+    largest = 448.0 if form == "e4m3" else 57344.0
+    decoded = codec.decode(codec.encode(tensor))
+    for part, found in zip(tensor.split(32), decoded.split(32), strict=True):
+        scale = float(part.abs().max()) / largest
+        error = (found - part).abs().double()
+        # Half of the last bit, and half of the smallest number.
+        allowed = part.abs().double() * 2.0 ** -(bits + 1) + 2.0 ** (least - 1) * scale
+        assert bool((error <= allowed * 1.0001 + 1e-42).all())
+
+
+@pytest.mark.parametrize("rotation", [1, 32])
+def test_int4_rounds_to_fifteen_levels_of_the_transform(rotation: int) -> None:
+    tensor = drawn((256,), seed=SEED)
+    codec = create(f"int4:block=128,rotation={rotation}")
+    decoded = codec.decode(codec.encode(tensor))
+    matrix = torch.ones(1, 1)
+    while len(matrix) < rotation:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    matrix = matrix / rotation**0.5
+    exact, found = (each.view(-1, rotation) @ matrix for each in (tensor, decoded))
+    for part, other in zip(exact.view(-1, 128), found.view(-1, 128), strict=True):
+        step = float(part.abs().max()) / 7
+        torch.testing.assert_close(other / step, (part / step).round(), atol=1e-3, rtol=0)
+
+
+def test_a_transform_spreads_outliers() -> None:
+    tensor = drawn((4096,), seed=SEED)
+    tensor[::128] *= 50
+    plain, spread = (
+        float((codec.decode(codec.encode(tensor)) - tensor).norm())
+        for codec in (create("int4:rotation=1"), create("int4"))
+    )
+    assert spread < 0.75 * plain
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 17, 255])
+def test_sums_of_thcs_codes_are_the_code_of_the_mean(ranks: int) -> None:
+    codec = create("thc:block=64", seed=SEED)
+    assert isinstance(codec, ThcCodec)
+    tensors = [drawn((1, 1000), seed=SEED + rank) * (rank + 1) for rank in range(ranks)]
+    ranges = torch.stack([codec.ranges(codec.transformed(each)) for each in tensors]).amax(0)
+    codes = [codec.codes(codec.transformed(each), ranges, ranks) for each in tensors]
+    total = torch.zeros_like(codes[0])
+    for each in codes:
+        total += each  # in one byte
+    assert torch.equal(total.long(), torch.stack(codes).long().sum(0))
+    found = codec.mean(total, ranges, ranks, 1, 1000)
+    # Each rank's element is off by less than a level, and the transform keeps the norm.
+    level = 2 * float(ranges.max()) / (255 // ranks) / 64**0.5
+    error = (found - torch.stack(tensors).mean(0)).norm() / 1024**0.5
+    assert float(error) < level / ranks**0.5
+    assert found.shape == (1, 1000)
+
+
+def test_thc_is_refused_where_a_byte_does_not_hold_the_sum() -> None:
+    assert refused_ranks(parse("thc"), 255) is None
+    assert "255 ranks at most" in (refused_ranks(parse("thc"), 256) or "")
 
 
 @quick
@@ -283,7 +364,10 @@ def test_scaled_signs_have_the_mean_magnitude() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["qsgd:s=1", "qsgd:s=4", "qsgd:s=300", "ternary:clip=0", "ternary", "randomk:density=0.2"],
+    [
+        *("qsgd:s=1", "qsgd:s=4", "qsgd:s=300", "ternary:clip=0", "ternary", "randomk:density=0.2"),
+        *("thc", "thc:block=8"),
+    ],
 )
 def test_random_rounding_is_unbiased(spec: str) -> None:
     tensor = drawn((64,), seed=SEED) * 3

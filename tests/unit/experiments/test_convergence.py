@@ -16,7 +16,7 @@ import torch
 from support.sampling import choose_seed, sampled
 from support.simulated import convergence, simulated_training
 
-from ddltrace.experiments.codecs.block_int8 import BlockInt8Codec
+from ddltrace.experiments.codecs.block_int8 import BlockCodec
 from ddltrace.experiments.workloads import create
 
 SEED = choose_seed() % 1000
@@ -71,15 +71,15 @@ def test_a_lossy_technique_trains(spec: str, rate: float, momentum: float) -> No
 def test_a_codec_that_decodes_in_the_wrong_place_does_not_train(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = BlockInt8Codec._pieces
+    right = BlockCodec._pieces
 
     def shifted(
-        self: BlockInt8Codec, data: torch.Tensor, elements: int
+        self: BlockCodec, data: torch.Tensor, elements: int
     ) -> Iterator[tuple[int, int, torch.Tensor]]:
         for start, stop, values in right(self, data, elements):
             yield start, stop, values.roll(1, dims=1)
 
-    monkeypatch.setattr(BlockInt8Codec, "_pieces", shifted)
+    monkeypatch.setattr(BlockCodec, "_pieces", shifted)
     assert trained_accuracy("int8", 0.03, 0.9) < REACHED, f"seed {SEED}"
 
 

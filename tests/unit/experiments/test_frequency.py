@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from ddltrace.experiments.frequency.accumulate import Accumulate
 from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.dion import Dion
 from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
 from ddltrace.experiments.strategy.spec import parse
@@ -77,7 +79,7 @@ def test_demo_sends_a_value_and_an_index_for_each_coefficient() -> None:
         ("diloco:outer_lr=0", "outer_lr"),
         ("streaming_diloco:period=4,fragments=5", "fragments"),
         ("streaming_diloco:period=4,fragments=2,delay=4", "delay"),
-        ("demo+topk", "demo encodes"),
+        ("demo+topk", "demo and dion encode"),
         ("localsgd+dgc", "topk"),
         ("localsgd+signsgd", "add feedback"),
         ("localsgd+wfbp", "leave out the schedule"),
@@ -88,3 +90,22 @@ def test_demo_sends_a_value_and_an_index_for_each_coefficient() -> None:
 def test_what_cannot_work_is_refused(spec: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse(spec)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 33])
+def test_noloco_pairs_all_ranks_anew_in_each_outer_step(ranks: int) -> None:
+    noloco = NoLoCo()
+    seen = set()
+    for step in range(20):
+        partners = [noloco.partner(step, rank, ranks) for rank in range(ranks)]
+        alone = [rank for rank, partner in enumerate(partners) if partner is None]
+        assert len(alone) == ranks % 2
+        for rank, partner in enumerate(partners):
+            assert partner is None or (partner != rank and partners[partner] == rank)
+        seen.add(tuple(partners))
+    assert len(seen) > 1 or ranks < 3
+
+
+def test_dion_sends_two_factors_of_a_matrix() -> None:
+    assert Dion(rank=4).sides((6, 5, 2)) == (6, 10, 4)
+    assert Dion(rank=100).sides((6, 10)) == (6, 10, 6)

@@ -1,4 +1,4 @@
-"""LARS and LAMB by the properties of their papers."""
+"""LARS, LAMB and Muon by the properties of their papers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ddltrace.experiments.optimizer_rules.muon import orthogonalized
 from ddltrace.experiments.optimizer_rules.optimizer_rule import warmup_share
 from ddltrace.experiments.strategy.spec import parse
 
@@ -140,3 +141,62 @@ def test_thirty_updates_are_those_of_the_papers(rule: str, decay: float) -> None
         update(update_with, optimizer)
     for layer, w in zip(layers, weights, strict=True):
         np.testing.assert_allclose(layer.detach().numpy(), w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch has no Muon before 2.9")
+@pytest.mark.parametrize("shape", [(12, 30), (40, 8)])
+def test_muon_is_pytorchs(shape: tuple[int, int]) -> None:
+    settings: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
+    weight = torch.randn(shape)
+    ours, theirs = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
+    own = torch.optim.AdamW([ours], **settings)
+    other = torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **settings)
+    for _ in range(6):
+        ours.grad = torch.randn(shape)
+        theirs.grad = ours.grad.clone()
+        update("muon", own)
+        other.step()
+    # PyTorch iterates in bfloat16.
+    difference = (ours - theirs).norm() / (theirs - weight).norm()
+    assert float(difference) < 0.05
+
+
+def test_muon_makes_singular_values_equal() -> None:
+    matrix = torch.randn(20, 50, dtype=torch.float64)
+    for turned in (matrix, matrix.t()):
+        values = torch.linalg.svdvals(orthogonalized(turned, 5))
+        assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    aligned = left.t() @ orthogonalized(matrix, 5) @ right.t()
+    torch.testing.assert_close(aligned, aligned.diag().diag(), atol=1e-6, rtol=0)
+
+
+def test_muon_leaves_embeddings_heads_and_vectors_to_adamw() -> None:
+    model = nn.Sequential(
+        nn.Embedding(11, 8), nn.Linear(8, 6), nn.Conv1d(1, 4, 3), nn.LayerNorm(6), nn.Linear(6, 5)
+    )
+    other = copy.deepcopy(model)
+    settings: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
+    own = torch.optim.AdamW(model.parameters(), **settings)
+    adamw = torch.optim.AdamW(other.parameters(), **settings)
+    rule = parse("muon").optimizer_rule
+    assert rule is not None
+    rule = rule.for_model(model)
+    for _ in range(3):
+        for left, right in zip(model.parameters(), other.parameters(), strict=True):
+            left.grad = torch.randn_like(left)
+            right.grad = left.grad.clone()
+        rule.update(own, own.param_groups[0], own.param_groups[0]["params"])
+        adamw.step()
+    names = [name for name, _ in model.named_parameters()]
+    pairs = zip(names, model.parameters(), other.parameters(), strict=True)
+    assert [name for name, left, right in pairs if not torch.allclose(left, right)] == [
+        "1.weight",
+        "2.weight",
+    ]
+
+
+def test_a_zero_gradient_gives_muon_no_direction() -> None:
+    parameter = parameter_with(torch.zeros(3, 4), torch.ones(3, 4))
+    update("muon", torch.optim.SGD([parameter], lr=0.1))
+    assert torch.equal(parameter.detach(), torch.ones(3, 4))

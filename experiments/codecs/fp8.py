@@ -1,0 +1,56 @@
+"""8-bit floats with a scale a block (Micikevicius et al., arXiv 2209.05433)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ddltrace.experiments.codecs.block_int8 import BlockCodec
+from ddltrace.experiments.codecs.codec import Codec, CodecDescription, ExchangeForm
+from ddltrace.experiments.lazy_torch import torch
+from ddltrace.experiments.technique import technique
+
+_LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0}
+
+
+@technique(
+    "volume",
+    "fp8",
+    "8-bit floats and a scale a block, two quantizations",
+    "FP8 Formats for Deep Learning, arXiv 2209.05433",
+)
+@dataclass(frozen=True)
+class Fp8(CodecDescription):
+    """Blocks of elements, each a float32 scale and an 8-bit float an element.
+
+    Attributes:
+        form: ``e4m3`` has 4 significant bits and reaches down to 2^-9 of 448, ``e5m2`` has 3 and
+            reaches from 57344 down to 2^-16. The scale makes the largest magnitude of a block the
+            largest number of the form.
+        block: Elements that share one scale.
+    """
+
+    form: Literal["e4m3", "e5m2"] = "e4m3"
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.block <= 1 << 20:
+            raise ValueError("block must be between 8 and 1048576 elements")
+
+    @property
+    def alignment(self) -> int:
+        """A shard is a number of whole blocks."""
+        return self.block
+
+    def codec(self, seed: int | None) -> Codec:
+        """Rounding to the nearest, to the even one of two."""
+        codes = torch.float8_e4m3fn if self.form == "e4m3" else torch.float8_e5m2
+        return BlockCodec(self, self.block, _LARGEST[self.form], codes)
+
+    def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
+        """One byte an element and four a block."""
+        return elements + 4 * -(-elements // self.block)
+
+    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
+        """As `BlockInt8`: two quantizations where that sends less."""
+        return "all_gather" if world_size <= 2 else "all_to_all"
