@@ -125,7 +125,11 @@ class BlockCodec(ChunkedCodec):
         chunk = chunk_elements(count, elements, data.device, block)
         for start, stop, work in decoded_chunks(data, elements, chunk):
             first, last = start // block, -(-stop // block)
-            work[:, : stop - start].copy_(codes[:, start:stop])
+            self._widen(codes[:, start:stop], work[:, : stop - start])
             used = work[:, : (last - first) * block].view(count, -1, block)
             used.mul_(scales[:, first:last])
             yield start, stop, work[:, : stop - start]
+
+    def _widen(self, codes: torch.Tensor, result: torch.Tensor) -> None:
+        """Fills a tensor with the values of codes."""
+        result.copy_(codes)

@@ -125,7 +125,9 @@ def added(sums: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def scratch(
-    use: Literal["values", "noise", "exact", "decoded"], elements: int, device: torch.device
+    use: Literal["values", "noise", "exact", "decoded", "halfway"],
+    elements: int,
+    device: torch.device,
 ) -> torch.Tensor:
     """A buffer of arbitrary contents for one chunk.
 

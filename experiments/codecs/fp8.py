@@ -12,6 +12,9 @@ from ddltrace.experiments.technique import technique
 
 _LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0}
 
+_ALL_BUT_BIT_14: Final = -16385
+"""The sign of the shifted byte stands in bit 15, and once more in bit 14, which is cleared."""
+
 
 @technique(
     "volume",
@@ -44,8 +47,9 @@ class Fp8(CodecDescription):
 
     def codec(self, seed: int | None) -> Codec:
         """Rounding to the nearest, to the even one of two."""
-        codes = torch.float8_e4m3fn if self.form == "e4m3" else torch.float8_e5m2
-        return BlockCodec(self, self.block, _LARGEST[self.form], codes)
+        if self.form == "e4m3":
+            return _E4m3Codec(self, self.block, _LARGEST[self.form], torch.float8_e4m3fn)
+        return BlockCodec(self, self.block, _LARGEST[self.form], torch.float8_e5m2)
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One byte an element and four a block."""
@@ -54,3 +58,16 @@ class Fp8(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """As `BlockInt8`: two quantizations where that sends less."""
         return "all_gather" if world_size <= 2 else "all_to_all"
+
+
+class _E4m3Codec(BlockCodec):
+    """Converts e4m3 by way of float16, which is several times as fast as PyTorch on a processor."""
+
+    def _widen(self, codes: torch.Tensor, result: torch.Tensor) -> None:
+        if codes.device.type != "cpu":
+            super()._widen(codes, result)
+            return
+        # Sign, exponent and fraction go where float16 has them; its exponent's bias is larger by 8.
+        bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7)
+        bits.bitwise_and_(_ALL_BUT_BIT_14)
+        result.copy_(bits.view(torch.float16)).mul_(256.0)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Final
 
 from ddltrace.experiments.codecs.chunks import scratch
 from ddltrace.experiments.lazy_torch import torch
+
+_AT_ONCE: Final = 32
+"""Largest size that is transformed by one product (measured: 10 GB/s; 256 at once 1.4, in two steps
+4.4)."""
 
 
 def size_for(elements: int, size: int) -> int:
@@ -18,19 +23,36 @@ def size_for(elements: int, size: int) -> int:
     return min(size, 1 << (elements - 1).bit_length())
 
 
-def transform(values: torch.Tensor) -> torch.Tensor:
+def transform(values: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """The transform of the last dimension; twice, it is a multiplication by the dimension.
 
     Of whole numbers whose sums are below 2^24 it is exact, so equal on all ranks.
 
     Args:
-        values: float32; the last dimension is a power of two.
+        values: float32, contiguous or blocks of contiguous rows; the last dimension is a power of
+            two.
+        out: Contiguous, of this shape, to be filled; may be `values`. By default memory that the
+            next call of this thread uses again.
 
     Returns:
-        A tensor of this shape, whose memory the next call of this thread uses again.
+        The filled tensor.
     """
-    out = scratch("exact", values.numel(), values.device).view(values.shape)
-    return torch.matmul(values, _matrix(values.shape[-1], values.device), out=out)
+    size, device = values.shape[-1], values.device
+    if out is None:
+        out = scratch("exact", values.numel(), device).view(values.shape)
+    if size <= _AT_ONCE:
+        if out is values:
+            values = scratch("halfway", values.numel(), device).view(values.shape).copy_(values)
+        return torch.matmul(values, _matrix(size, device), out=out)
+    # The matrix is the Kronecker product of two smaller ones: far fewer operations.
+    right = 1 << (size.bit_length() // 2)
+    rows = scratch("halfway", values.numel(), device).view(-1, right)
+    torch.matmul(values.reshape(-1, right), _matrix(right, device), out=rows)
+    left = size // right
+    blocks = out.view(-1, left, right)
+    return torch.matmul(_matrix(left, device), rows.view(blocks.shape), out=blocks).view(
+        values.shape
+    )
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ddltrace.experiments.codecs.chunks import scratch
+from ddltrace.experiments.codecs.chunks import rows_at_once, scratch
 from ddltrace.experiments.codecs.codec import (
     Codec,
     CodecDescription,
@@ -90,26 +90,35 @@ class ThcCodec(RowCodec):
         self._of = description
         self._random = random
 
-    def transformed(self, rows: torch.Tensor) -> torch.Tensor:
-        """The transformed elements of the rows of a matrix.
+    def transformed(
+        self, rows: torch.Tensor, block: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The transformed elements of the rows of a matrix, and the largest of each block.
 
         Args:
             rows: Floating, at least one row and one column.
+            block: Elements of a block; by default that of tensors of this length.
 
         Returns:
-            Blocks of all rows x elements of a block, float32; the next call uses its memory again.
+            Blocks of all rows x elements of a block, float32, and the largest magnitude of each
+            block: infinite where an element is not finite.
         """
-        count, elements = rows.shape
-        blocks, block = self._of.blocks(elements)
-        values = rows.new_zeros(count, blocks * block, dtype=torch.float32)
-        values[:, :elements] = rows
-        signed = values.view(-1, block).mul_(random_signs(block, rows.device))
-        return transform(signed)
-
-    @staticmethod
-    def ranges(transformed: torch.Tensor) -> torch.Tensor:
-        """The largest magnitude of each block; infinite where an element is not finite."""
-        return transformed.abs().amax(1).nan_to_num_(torch.inf, torch.inf)
+        elements = rows.shape[1]
+        block = block or self._of.blocks(elements)[1]
+        blocks = -(-elements // block)
+        if elements < blocks * block:
+            rows = torch.nn.functional.pad(rows, (0, blocks * block - elements))
+        whole = rows.reshape(-1, block)
+        values = torch.empty_like(whole, dtype=torch.float32)
+        ranges = values.new_empty(len(values))
+        signs = random_signs(block, rows.device)
+        at_once = rows_at_once(block, rows.device)
+        parts = (torch.split(each, at_once) for each in (whole, values, ranges))
+        for given, part, largest in zip(*parts, strict=True):
+            transform(torch.mul(given, signs, out=part), part)
+            noise = scratch("noise", part.numel(), part.device).view(part.shape)
+            torch.amax(torch.abs(part, out=noise), 1, out=largest)
+        return values, ranges.nan_to_num_(torch.inf, torch.inf)
 
     def codes(self, transformed: torch.Tensor, ranges: torch.Tensor, ranks: int) -> torch.Tensor:
         """Rounds each element at random to one of its two neighbouring levels.
@@ -124,51 +133,63 @@ class ThcCodec(RowCodec):
         """
         most = levels(ranks)
         # Where the range is zero or infinite, it decides alone what is decoded: any code will do.
-        scale = (most / 2 / ranges).nan_to_num_(0.0, posinf=0.0).unsqueeze(1)
-        transformed.mul_(scale).nan_to_num_(0.0, 0.0, 0.0).add_(most / 2 + OFFSET)
-        noise = scratch("noise", transformed.numel(), transformed.device).view(transformed.shape)
-        round_at_random(transformed, noise, self._random)
-        return transformed.clamp_(0, most).to(torch.uint8)
+        scales = (most / 2 / ranges).nan_to_num_(0.0, posinf=0.0).unsqueeze(1)
+        codes = torch.empty_like(transformed, dtype=torch.uint8)
+        at_once = rows_at_once(transformed.shape[1], transformed.device)
+        for part, scale, code in zip(
+            *(torch.split(each, at_once) for each in (transformed, scales, codes)), strict=True
+        ):
+            part.mul_(scale).nan_to_num_(0.0, 0.0, 0.0).add_(most / 2 + OFFSET)
+            noise = scratch("noise", part.numel(), part.device).view(part.shape)
+            round_at_random(part, noise, self._random)
+            # To 16 bits and on to 8 is faster, and rounds down as well.
+            code.copy_(part.clamp_(0, most).to(torch.int16))
+        return codes
 
     def mean(
-        self, sums: torch.Tensor, ranges: torch.Tensor, ranks: int, rows: int, elements: int
-    ) -> torch.Tensor:
+        self, sums: torch.Tensor, ranges: torch.Tensor, ranks: int, result: torch.Tensor
+    ) -> None:
         """The mean of the ranks' tensors.
 
         Args:
             sums: The sums of their codes.
             ranges: As in `codes`.
             ranks: Number of ranks.
-            rows: Number of tensors.
-            elements: Number of elements of each.
-
-        Returns:
-            Rows x elements, float32.
+            result: The rows of a matrix, to be filled: one row, or several short ones.
         """
+        count, _elements = result.shape
         most, block = levels(ranks), sums.shape[1]
-        # Whole numbers: the transform is exact, and equal on all ranks.
-        values = transform(sums.float().mul_(2).sub_(most * ranks))
-        values.mul_(random_signs(block, sums.device))
-        factor = torch.where(ranges.isinf(), torch.nan, ranges) / (most * ranks * block)
-        return values.mul_(factor.unsqueeze(1)).view(rows, -1)[:, :elements]
+        signs = random_signs(block, sums.device)
+        factors = torch.where(ranges.isinf(), torch.nan, ranges) / (most * ranks * block)
+        at_once = rows_at_once(block, sums.device) if count == 1 else len(sums)
+        parts = (torch.split(sums, at_once), torch.split(factors.unsqueeze(1), at_once))
+        for number, (part, factor) in enumerate(zip(*parts, strict=True)):
+            codes = scratch("noise", part.numel(), part.device).view(part.shape).copy_(part)
+            # Whole numbers: the transform is exact, and equal on all ranks.
+            values = transform(codes.mul_(2).sub_(most * ranks)).mul_(signs).mul_(factor)
+            start = number * at_once * block
+            piece = result[:, start : start + part.numel() // count]
+            piece.copy_(values.view(count, -1)[:, : piece.shape[1]])
 
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Encodes with the ranges of the rows themselves."""
-        count = len(rows)
+        count, elements = rows.shape
         data = self._empty_payloads(rows)
-        values = self.transformed(rows)
-        ranges = self.ranges(values)
-        head = 4 * len(ranges) // count
-        data[:, :head] = as_bytes(ranges.view(count, -1))
-        data[:, head:] = self.codes(values, ranges, 1).view(count, -1)
+        blocks, block = self._of.blocks(elements)
+        codes = data[:, 4 * blocks :]
+        chunk = block * (rows_at_once(block, rows.device) if count == 1 else blocks)
+        for start in range(0, elements, chunk):
+            values, ranges = self.transformed(rows[:, start : start + chunk], block)
+            first, part = start // block, ranges.view(count, -1)
+            data[:, 4 * first : 4 * (first + part.shape[1])] = as_bytes(part)
+            found = self.codes(values, ranges, 1).view(count, -1)
+            codes[:, start : start + found.shape[1]] = found
         return data
 
     def _decode_matrix(self, data: torch.Tensor, result: torch.Tensor) -> None:
-        count, elements = result.shape
-        blocks, block = self._of.blocks(elements)
+        blocks, block = self._of.blocks(result.shape[1])
         ranges = floats_at_start(data, blocks).view(-1)
-        sums = data[:, 4 * blocks :].reshape(-1, block)
-        result.copy_(self.mean(sums, ranges, 1, count, elements))
+        self.mean(data[:, 4 * blocks :].reshape(-1, block), ranges, 1, result)
 
 
 def levels(ranks: int) -> int:

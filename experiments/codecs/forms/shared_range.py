@@ -42,31 +42,26 @@ class SharedRangeForm(Form):
         with Coding("encode", payload.nbytes) as coding:
             wanted = self._wanted(parts)
             vector = payload if wanted is None else torch.cat(wanted)
-            values = self._codec.transformed(vector.unsqueeze(0))
-            ranges = self._codec.ranges(values)
+            values, ranges = self._codec.transformed(vector.unsqueeze(0))
             coding.bytes_out = ranges.nbytes
         self._collectives.maximum(ranges)
         with Coding("encode", payload.nbytes) as coding:
             codes = self._codec.codes(values, ranges, ranks)
             if wanted is not None:
-                self._keep(parts, wanted, self._mean(codes * ranks, ranges, payload))
+                sent = torch.empty_like(vector)
+                self._codec.mean(codes * ranks, ranges, ranks, sent.unsqueeze(0))
+                self._keep(parts, wanted, sent)
             coding.bytes_out = codes.nbytes
         work = self._collectives.all_reduce(codes.view(-1))
 
         def land() -> torch.Tensor:
             work.wait()
             with Coding("decode", codes.nbytes) as coding:
-                payload.copy_(self._mean(codes, ranges, payload))
+                self._codec.mean(codes, ranges, ranks, payload.unsqueeze(0))
                 coding.bytes_out = payload.nbytes
             return payload
 
         return Landing(land)
-
-    def _mean(
-        self, sums: torch.Tensor, ranges: torch.Tensor, payload: torch.Tensor
-    ) -> torch.Tensor:
-        ranks = self._collectives.size()
-        return self._codec.mean(sums, ranges, ranks, 1, payload.numel()).view(-1)
 
     def _wanted(self, parts: Sequence[Part]) -> list[torch.Tensor] | None:
         """The parts plus their residuals; None without feedback."""
