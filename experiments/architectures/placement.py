@@ -67,10 +67,10 @@ def place(sizes: Mapping[int, int], servers: int, latency: float = 0.0) -> Place
     """Distributes tensors over servers so that the busiest one is done early.
 
     Tensors are whole, or cut into even pieces of at most a server's fair share of all elements, or
-    of 1/2, 1/4 or 1/8 of it. Then the largest piece goes to the emptiest server, and so on (longest
-    processing time first: Graham, 1969). A server's cost is its elements, and the latency of a
-    message for each of its pieces; of the placements whose busiest server costs at most a tenth
-    more than that of the best, the one with the fewest pieces is taken.
+    of 1/2, 1/4 or 1/8 of it. A piece costs its elements, and the latency of a message. The largest
+    piece goes to the server with the least cost, and so on (longest processing time first: Graham,
+    1969). Of the placements whose busiest server costs at most a tenth more than that of the best,
+    the one with the fewest pieces is taken.
 
     Args:
         sizes: Elements of each tensor by its index.
@@ -79,38 +79,30 @@ def place(sizes: Mapping[int, int], servers: int, latency: float = 0.0) -> Place
     """
     share = -(-sum(sizes.values()) // servers)
     largest = [max(sizes.values(), default=1), *(share // divisor for divisor in (1, 2, 4, 8))]
-    found = [_place_pieces(sizes, servers, max(1, size)) for size in sorted(largest)[::-1]]
-    costs = [_cost(placement, latency) for placement in found]
-    return next(
-        placement
-        for placement, cost in zip(found, costs, strict=True)
-        if cost <= _NEAR_BEST * min(costs)
-    )
+    found = [_place_pieces(sizes, servers, max(1, size), latency) for size in sorted(largest)[::-1]]
+    least = min(cost for cost, _ in found)
+    return next(placement for cost, placement in found if cost <= _NEAR_BEST * least)
 
 
-def _cost(placement: Placement, latency: float) -> float:
-    """The elements of the busiest server, and what the latency of its messages is worth."""
-    pieces = [0] * len(placement.loads)
-    for key in placement.keys:
-        pieces[key.server] += 1
-    return max(load + latency * n for load, n in zip(placement.loads, pieces, strict=True))
-
-
-def _place_pieces(sizes: Mapping[int, int], servers: int, largest: int) -> Placement:
+def _place_pieces(
+    sizes: Mapping[int, int], servers: int, largest: int, latency: float
+) -> tuple[float, Placement]:
+    """The cost of the busiest server, and the placement of pieces of at most the largest size."""
     pieces: list[tuple[int, int, int]] = []
     for tensor, elements in sizes.items():
         count = -(-elements // largest)
         bounds = even_bounds(elements, max(1, count))
         pieces += [(tensor, *ends) for ends in itertools.pairwise(bounds) if elements]
     loads = [0] * servers
-    emptiest = [(0, server) for server in range(servers)]
+    idlest = [(0.0, server) for server in range(servers)]
     keys = []
     for tensor, start, stop in sorted(pieces, key=lambda piece: (piece[1] - piece[2], piece)):
-        load, server = heapq.heappop(emptiest)
-        loads[server] = load + stop - start
-        heapq.heappush(emptiest, (loads[server], server))
+        cost, server = heapq.heappop(idlest)
+        loads[server] += stop - start
+        heapq.heappush(idlest, (cost + stop - start + latency, server))
         keys.append(Key(tensor, start, stop, server))
-    return Placement(tuple(sorted(keys, key=lambda key: (key.tensor, key.start))), tuple(loads))
+    ordered = tuple(sorted(keys, key=lambda key: (key.tensor, key.start)))
+    return max(idlest)[0], Placement(ordered, tuple(loads))
 
 
 def keys_of_slices(
