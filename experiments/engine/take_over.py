@@ -25,6 +25,7 @@ from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.update_control import UpdateControl
+from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.frequency.policies.step_policy import StepContext
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
@@ -171,6 +172,7 @@ def _check(ddp: Any, strategy: Strategy) -> None:
         strategy.encodes
         or any(each is not None for each in changed)
         or strategy.exchanges == "momentum"
+        or isinstance(strategy.frequency, NoLoCo)
     ):
         refuse(
             strategy.spec,

@@ -409,7 +409,9 @@ class Spectral(nn.Module):
         return (inputs * self.weight).abs()
 
 
-@pytest.mark.parametrize("spec", ["ternary", "powersgd", "ring", "lamb", "demo", "asp"])
+@pytest.mark.parametrize(
+    "spec", ["ternary", "powersgd", "ring", "lamb", "demo", "asp", "thc", "muon", "dion", "noloco"]
+)
 def test_complex_parameters_are_refused_where_they_cannot_be_exchanged(spec: str) -> None:
     with pytest.raises(StrategyRefusedError) as refused:
         attach(Spectral(), parse(spec))
