@@ -41,6 +41,7 @@ _LOGGED: Final = re.compile(r"(?:\[rank\d+\]:\s*)?(?:\[?[IWE]\d{4} \d\d:\d\d:|\S
 """Starts of lines that PyTorch's loggers and Python's warnings print."""
 
 _NOTE: Final = "ddltrace: note: "
+_REFUSED: Final = re.compile(r"(ddltrace: strategy .+ cannot be applied: .+)")
 _KILLED: Final = "ended without closing its trace: killed by"
 """In the note of ``ddltrace run`` on a rank that a signal ended."""
 
@@ -368,5 +369,6 @@ def _explain(end: JobEnd, settings: Settings, log: Path, first: int | None) -> s
         killed = [note for note in killed if note.startswith(f"rank {first} ")]
     reasons = killed or reasons
     reasons = [line for line in lines if SERVER_DIED in line] or reasons
-    reason = reasons[-1] if reasons else "it printed nothing"
+    refused = [match[1] for line in lines if (match := _REFUSED.match(line))]
+    reason = (refused or reasons or ["it printed nothing"])[-1]
     return f"the job ended with {status_text(end.status)}: {reason:.200} (log: {log.name})"

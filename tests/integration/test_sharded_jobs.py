@@ -94,3 +94,14 @@ def test_parameters_are_in_the_list(tmp_path: Path) -> None:
     (fsdp,) = [each for each in listed["techniques"] if each["name"] == "fsdp"]
     assert set(fsdp["parameters"]) == {"reduce", "gather", "prefetch"}
     assert {"qwz", "qgz", "muloco"} <= {each["name"] for each in listed["presets"]}
+
+
+def test_an_experiment_names_the_reason_of_a_refusal(tmp_path: Path) -> None:
+    command = [*DDLTRACE, "experiment", "run", "--strategy", "bf16", "--steps", "6"]
+    command += ["--repeats", "1", "--max-other-cores", "1000", "-o", "out", "--"]
+    done = run([*command, *torchrun(JOB, "losses")], cwd=tmp_path)
+    assert done.status == 1
+    assert (
+        "bf16 failed: the job ended with exit status 1: ddltrace: strategy bf16 cannot be applied: "
+        in (" ".join(done.stdout.split()))
+    )
