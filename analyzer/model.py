@@ -19,6 +19,7 @@ from ddltrace.analyzer.engine.engine import EmbeddedEngine
 from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.joined.executions import Executions
 from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.measures.all_to_all import ALL_TO_ALL, AllToAllRow
 from ddltrace.analyzer.measures.bandwidth import COST_FITS, MESSAGE_SIZES, CostFit, SizeBin
 from ddltrace.analyzer.measures.clock_facts import CLOCK, ClockFacts
 from ddltrace.analyzer.measures.collectives import (
@@ -99,6 +100,7 @@ class Analysis:
         cost_fits: Latency and bandwidth by operation.
         message_sizes: Messages by operation and power of two of their size.
         traffic: Bytes by pair of ranks.
+        all_to_all: How evenly the all-to-alls of each group load its ranks.
         dimensions: Communication by parallel dimension, the longest exposed time first.
         critical_path: The largest parts of the critical paths of the steady steps.
         critical_path_by_rank: All of these paths by category and rank; they sum to the mean step.
@@ -147,6 +149,7 @@ class Analysis:
     cost_fits: tuple[CostFit, ...] = measured(COST_FITS)
     message_sizes: tuple[SizeBin, ...] = measured(MESSAGE_SIZES)
     traffic: tuple[TrafficRow, ...] = measured(TRAFFIC)
+    all_to_all: tuple[AllToAllRow, ...] = measured(ALL_TO_ALL)
     dimensions: tuple[DimensionRow, ...] = measured(DIMENSIONS)
     critical_path: tuple[PathPart, ...] = measured(CRITICAL_PATH)
     critical_path_by_rank: tuple[PathRank, ...] = measured(CRITICAL_PATH_BY_RANK)

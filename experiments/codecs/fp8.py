@@ -27,8 +27,8 @@ class Fp8(CodecDescription):
     """Blocks of elements, each a float32 scale and an 8-bit float an element.
 
     Attributes:
-        form: ``e4m3`` has 4 significant bits and reaches down to 2^-9 of 448, ``e5m2`` has 3 and
-            reaches from 57344 down to 2^-16. The scale makes the largest magnitude of a block the
+        form: ``e4m3`` has 4 significant bits and magnitudes from 2^-9 to 448, ``e5m2`` has 3 and
+            magnitudes from 2^-16 to 57344. The scale makes the largest magnitude of a block the
             largest number of the form.
         block: Elements that share one scale.
     """

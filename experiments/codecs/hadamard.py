@@ -26,7 +26,8 @@ def size_for(elements: int, size: int) -> int:
 def transform(values: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """The transform of the last dimension; twice, it is a multiplication by the dimension.
 
-    Of whole numbers whose sums are below 2^24 it is exact, so equal on all ranks.
+    Of whole numbers whose sums are below 2^24 it is exact, so equal on all ranks. With TF32, which
+    a job may choose for products on a GPU, it is not, and ranks on equal GPUs are equal.
 
     Args:
         values: float32, contiguous or blocks of contiguous rows; the last dimension is a power of

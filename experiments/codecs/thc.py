@@ -157,7 +157,7 @@ class ThcCodec(RowCodec):
             ranks: Number of ranks.
             result: The rows of a matrix, to be filled: one row, or several short ones.
         """
-        count, _elements = result.shape
+        count = len(result)
         most, block = levels(ranks), sums.shape[1]
         signs = random_signs(block, sums.device)
         factors = torch.where(ranges.isinf(), torch.nan, ranges) / (most * ranks * block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -56,7 +57,7 @@ class ShardedJob:
             return
         self._known.update(m for m in module.modules() if isinstance(m, FSDPModule))
         try:
-            change_messages(module, self._how)
+            change_messages(module, self._how, partial(refuse, self._spec))
         except (MissingCapabilityError, UsageError, ValueError) as error:
             refuse(self._spec, str(error))
 

@@ -6,8 +6,8 @@ lists of modules to prefetch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,21 @@ from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 _EXTENSION: Final = "set_custom_reduce_scatter"
 
 
-def change_messages(root: nn.Module, how: Fsdp) -> int:
+Refuse = Callable[[str], NoReturn]
+"""Ends the job because of a message that cannot be encoded, with a reason."""
+
+
+def _raise(reason: str) -> NoReturn:
+    raise UsageError(reason)
+
+
+def change_messages(root: nn.Module, how: Fsdp, refuse: Refuse = _raise) -> None:
     """Changes the messages of a sharded model.
 
     Args:
         root: A module below which `fully_shard` was called, or itself.
         how: How messages are encoded, and when they are sent.
-
-    Returns:
-        The number of sharded modules.
+        refuse: Called for a message that cannot be encoded.
 
     Raises:
         MissingCapabilityError: This version of PyTorch has no custom messages of FSDP.
@@ -44,12 +50,11 @@ def change_messages(root: nn.Module, how: Fsdp) -> int:
     modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
     for module in modules:
         if how.reduce != "none":
-            module.set_custom_reduce_scatter(_reduce_scatter(how.reduce))
+            module.set_custom_reduce_scatter(_reduce_scatter(how.reduce, refuse))
         if how.gather != "none":
-            module.set_custom_all_gather(_all_gather(how.gather))
+            module.set_custom_all_gather(_all_gather(how.gather, refuse))
     if how.prefetch:
         _prefetch([module for module in modules if module is not root], how.prefetch)
-    return len(modules)
 
 
 def _prefetch(modules: Sequence[Any], count: int) -> None:
@@ -60,7 +65,7 @@ def _prefetch(modules: Sequence[Any], count: int) -> None:
         module.set_modules_to_backward_prefetch(list(reversed(earlier)))
 
 
-def _reduce_scatter(name: str) -> Any:
+def _reduce_scatter(name: str, refuse: Refuse) -> Any:
     """A reduce-scatter of encoded gradients, for `FSDPModule.set_custom_reduce_scatter`."""
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
@@ -87,7 +92,7 @@ def _reduce_scatter(name: str) -> Any:
             del async_op
             ranks = group.size()
             if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-                raise UsageError(f"fsdp:reduce={name} sums gradients, and the job asks for {op}")
+                refuse(f"reduce={name} sums gradients, and the job asks for {op}")
             rows = input_tensor.view(ranks, -1)
             with Coding("encode", rows.nbytes) as coding:
                 sent = torch.cat(codec.encode_rows(rows, range(ranks)))
@@ -104,7 +109,7 @@ def _reduce_scatter(name: str) -> Any:
     return EncodedReduceScatter()
 
 
-def _all_gather(name: str) -> Any:
+def _all_gather(name: str, refuse: Refuse) -> Any:
     """An all-gather of encoded parameters, for `FSDPModule.set_custom_all_gather`."""
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
@@ -129,6 +134,8 @@ def _all_gather(name: str) -> Any:
             """Returns when the parameters are in the output, or are enqueued on the stream."""
             del async_op
             ranks = group.size()
+            if not input_tensor.is_floating_point():
+                refuse(f"gather={name} encodes floats, and the job gathers {input_tensor.dtype}")
             with Coding("encode", input_tensor.nbytes) as coding:
                 sent = codec.encode(input_tensor.view(-1)).data
                 coding.bytes_out = sent.nbytes

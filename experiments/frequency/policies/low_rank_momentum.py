@@ -84,7 +84,9 @@ class LowRankMomentumPolicy(StepPolicy):
 
     def _momentum(self, optimizer: Optimizer, parameter: torch.nn.Parameter) -> torch.Tensor:
         """This rank's momentum with its gradient, as a matrix."""
-        momentum = kept_buffer(optimizer.state[parameter], _MOMENTUM, wide(parameter))
+        # Contiguous, also for a weight in channels-last order: its matrix has to be a view.
+        like = wide(parameter).contiguous()
+        momentum = kept_buffer(optimizer.state[parameter], _MOMENTUM, like)
         if parameter.grad is not None:
             momentum.add_(dense_gradient(parameter))
         return momentum.flatten(1)

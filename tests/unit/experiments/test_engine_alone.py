@@ -400,6 +400,26 @@ def test_the_clock_of_bulk_synchronous_steps_is_in_the_trace(
     assert marks[1:] == [f"sync step worker=0 clock={step}" for step in range(3)]
 
 
+@pytest.mark.parametrize("spec", ["muon", "dion:rank=2", "lamb", "noloco:period=2"])
+def test_the_order_of_a_weights_elements_in_memory_does_not_matter(spec: str) -> None:
+    found = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(24, 2))
+        model.to(memory_format=memory_format)  # type: ignore[call-overload]
+        exchange = attach(model, parse(spec))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(step)
+            exchange.model(torch.randn(4, 3, 4, 4, generator=generator)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        exchange.close()
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4)
+
+
 class Spectral(nn.Module):
     def __init__(self) -> None:
         super().__init__()
