@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Measures what NCCL's profiler plugin costs per event, without a GPU and without NCCL.
 
-A host program (`tests/nccl/host.c`) makes the calls of NCCL: batches of collectives, sends and
-kernel channels of version 5 of the interface. Times are from the begin of an event to its end, with
+A host program (`tests/nccl/host.c`) makes the calls of NCCL: batches of events of every kind that
+the version of the interface has. Times are from the begin of an event to its end, with
 its states; each of these calls reads the clock once, whose cost is the first line. Another plugin,
 such as NVIDIA's Inspector (``plugins/profiler/inspector`` of github.com/NVIDIA/nccl), is measured
 on the same calls in turns; a small library stands in for the CUDA functions that it calls::
 
     python benchmarks/nccl_plugin.py
-    python benchmarks/nccl_plugin.py --other libnccl-profiler-inspector.so
+    python benchmarks/nccl_plugin.py --other libnccl-profiler-inspector.so --version 5
     python benchmarks/nccl_plugin.py --soak 100000000           memory over 100 million events
     python benchmarks/nccl_plugin.py --turns 1 --batches 50     a dry run
 """
@@ -35,6 +35,7 @@ int cuGetErrorString(int error, const char** text) { (void)error; *text = ""; re
 int cuDeviceGet(int* device, int number) { *device = number; return 0; }
 int cuDeviceGetUuid(void* id, int device) { memset(id, device, 16); return 0; }
 int cudaGetDevice(int* device) { *device = 0; return 0; }
+const char* cudaGetErrorString(int error) { (void)error; return ""; }
 """
 _EVENTS_PER_COLLECTIVE = 43
 """Of the soak: 2 channels with 2 operations of 4 steps and their requests, and what is above."""
@@ -74,10 +75,10 @@ def main() -> int:
         folder = Path(name)
         variables = environment(folder, stand_in(folder))
 
-        def run(plugin: Path, scenario: str, number: int) -> str:
-            command = [str(host.program), str(plugin), "5", scenario, str(number)]
+        def run(plugin: Path, scenario: str, number: int, version: int) -> str:
+            command = [str(host.program), str(plugin), str(version), scenario, str(number)]
             done = subprocess.run(
-                command, env=variables, capture_output=True, text=True, check=True
+                command, env=variables, stdout=subprocess.PIPE, text=True, check=True
             )
             for file in folder.glob("*.ring"):
                 file.unlink()
@@ -85,7 +86,7 @@ def main() -> int:
 
         if options.soak:
             collectives = -(-options.soak // (2 * _EVENTS_PER_COLLECTIVE))
-            grown = run(host.plugin, "soak", collectives)
+            grown = run(host.plugin, "soak", collectives, 5)
             events = 2 * collectives * _EVENTS_PER_COLLECTIVE
             print(f"{events:,} events: memory grew by {int(grown)} KiB over the second half")
             return 0
@@ -96,17 +97,17 @@ def main() -> int:
         for turn in range(options.turns):
             order = list(plugins.items())
             for plugin, path in order if turn % 2 else order[::-1]:
-                for line in run(path, "cost", options.batches).splitlines():
+                for line in run(path, "cost", options.batches, options.version).splitlines():
                     kind, cost = line.split()
                     costs[plugin].setdefault(kind, []).append(float(cost))
-    print(f"{'event':<12}" + "".join(f"{plugin:>36}" for plugin in plugins))
+    print(f"{'event':<14}" + "".join(f"{plugin:>36}" for plugin in plugins))
     for kind in costs["ddltrace"]:
         cells = []
         for plugin in plugins:
             values = costs[plugin][kind]
             middle = statistics.median(values)
             cells.append(f"{middle:.0f} ns ({min(values):.0f} to {max(values):.0f})")
-        print(f"{kind:<12}" + "".join(f"{cell:>36}" for cell in cells))
+        print(f"{kind:<14}" + "".join(f"{cell:>36}" for cell in cells))
     return 0
 
 
@@ -116,6 +117,9 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--other", type=Path, help="another plugin, measured in turns")
+    top.add_argument(
+        "--version", type=int, default=7, choices=range(5, 8), help="of the interface (%(default)s)"
+    )
     top.add_argument("--turns", type=int, default=9, help="runs of each plugin (%(default)s)")
     top.add_argument(
         "--batches", type=int, default=5000, help="batches of 32 events in a run (%(default)s)"

@@ -467,8 +467,18 @@ static long timed[NUM_KINDS];
     spent[kind] += seconds() - from;         \
   } while (0)
 
+/* A batch of events of a kind, each with `state` entered before its end; -1 for none. */
+#define TIMED_EVENTS(kind, event, state, values)                                          \
+  do {                                                                                    \
+    static void* made[BATCH];                                                             \
+    TIMED(kind, (made[i] = begin(context, &(event), BIT(kind)),                           \
+                 (state) < 0 ? (void)0 : enter(made[i], (state), (values))));             \
+    TIMED(kind, end(made[i]));                                                            \
+    timed[kind] += BATCH;                                                                 \
+  } while (0)
+
 /* Time per event, begin to end with its states: batches of messages, each with one of every kind
- * below it. Only kinds that the interface has in version 5 are timed. */
+ * below it that the version has. */
 static void run_cost(int count) {
   static void *api[BATCH], *coll[BATCH], *op[BATCH], *step[BATCH], *kernel[BATCH], *p2p[BATCH];
   static char buffer[2];
@@ -519,17 +529,42 @@ static void run_cost(int count) {
                         kernel[i] = begin(context, &kernel_event, BIT(KERNEL_CH))));
       TIMED(KERNEL_CH, (enter(kernel[i], KERNEL_CH_STOP, &values), end(kernel[i])));
     }
+    timed[KERNEL_CH] += 2 * BATCH;
+    static const int one_each[] = {COLL_API, COLL, P2P, PROXY_OP, PROXY_STEP};
+    for (int i = 0; i < 5; i++) timed[one_each[i]] += BATCH;
+    TIMED_EVENTS(GROUP_API, group_event, -1, NULL);
+    TIMED_EVENTS(P2P_API, p2p_call, -1, NULL);
+    TIMED_EVENTS(GROUP, none, -1, NULL);
+    struct description launch = {.parent = group_api, .kernel_launch = {(void*)0x5000}};
+    TIMED_EVENTS(KERNEL_LAUNCH, launch, -1, NULL);
+    TIMED_EVENTS(PROXY_CTRL, none, CTRL_FIRST, &values);
+    struct net_ib_v1 ib = {.type = 1, .device = 2, .queue = 77, .bytes = 4096};
+    struct description net = {.parent = step[0], .net_plugin = {.id = NET_IB_V1, .data = &ib}};
+    union state_values update = {.net_data = &ib};
+    TIMED_EVENTS(NET_PLUGIN, net, NET_UPDATE, &update);
+    if (version >= 6) {
+      struct description copies = {.rank = 0, .ce_coll = {.func = "AllGather", .count = 64,
+          .datatype = "ncclFloat32", .sync_strategy = "MC", .batches = 2}};
+      TIMED_EVENTS(CE_COLL, copies, -1, NULL);
+      struct description sync = {.parent = coll[0], .ce_sync = {true, 8}};
+      TIMED_EVENTS(CE_SYNC, sync, -1, NULL);
+      struct description batch = {.parent = coll[0], .ce_batch = {4, 8192, true}};
+      TIMED_EVENTS(CE_BATCH, batch, -1, NULL);
+    }
+    if (version >= 7) {
+      struct description phase = {.parent = kernel[0], .kernel_phase = {0, 1, "compute", 1000}};
+      TIMED_EVENTS(KERNEL_PHASE, phase, KERNEL_PHASE_STOP, &values);
+    }
   }
   double from = seconds();
   for (int i = 0; i < 1000000; i++) seconds();
   printf("clock %.1f\n", 1e3 * (seconds() - from));
+  static const char* const names[NUM_KINDS] = {
+      "group", "coll", "p2p", "proxy_op", "proxy_step", "proxy_ctrl", "kernel_ch", "net_plugin",
+      "group_api", "coll_api", "p2p_api", "kernel_launch", "ce_coll", "ce_sync", "ce_batch",
+      "kernel_phase"};
   for (int kind = 0; kind < NUM_KINDS; kind++)
-    timed[kind] = (long)count * BATCH * (kind == KERNEL_CH ? 2 : 1);
-  static const int shown[] = {COLL_API, COLL, P2P, PROXY_OP, PROXY_STEP, KERNEL_CH};
-  static const char* const names[] = {"coll_api", "coll", "p2p", "proxy_op", "proxy_step",
-                                      "kernel_ch"};
-  for (int i = 0; i < 6; i++)
-    printf("%s %.1f\n", names[i], 1e9 * spent[shown[i]] / (double)timed[shown[i]]);
+    if (timed[kind]) printf("%s %.1f\n", names[kind], 1e9 * spent[kind] / (double)timed[kind]);
   close_comm(context);
 }
 
