@@ -25,15 +25,9 @@ from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
 
-@technique(
-    "volume",
-    "int8",
-    "8 bits an element and a scale a block, two quantizations",
-    "ZeRO++, arXiv 2306.10209",
-)
 @dataclass(frozen=True)
-class BlockInt8(CodecDescription):
-    """Blocks of elements, each a float32 scale and a signed byte an element.
+class OneByteBlocks(CodecDescription):
+    """Blocks of elements, each a float32 scale and a code of one byte an element.
 
     Attributes:
         block: Elements that share one scale.
@@ -50,10 +44,6 @@ class BlockInt8(CodecDescription):
         """A shard is a number of whole blocks."""
         return self.block
 
-    def codec(self, seed: int | None) -> Codec:
-        """Rounding to the nearest."""
-        return BlockCodec(self, self.block, 127.0, torch.int8)
-
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One byte an element and four a block."""
         return elements + 4 * -(-elements // self.block)
@@ -65,6 +55,21 @@ class BlockInt8(CodecDescription):
         ranks both are the same, and all-gather quantizes only once.
         """
         return "all_gather" if world_size <= 2 else "all_to_all"
+
+
+@technique(
+    "volume",
+    "int8",
+    "8 bits an element and a scale a block, two quantizations",
+    "ZeRO++, arXiv 2306.10209",
+)
+@dataclass(frozen=True)
+class BlockInt8(OneByteBlocks):
+    """The codes are signed whole numbers."""
+
+    def codec(self, seed: int | None) -> Codec:
+        """Rounding to the nearest."""
+        return BlockCodec(self, self.block, 127.0, torch.int8)
 
 
 class BlockCodec(ChunkedCodec):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ddltrace.experiments.codecs.block_int8 import BlockCodec
-from ddltrace.experiments.codecs.codec import Codec, CodecDescription, ExchangeForm
+from ddltrace.experiments.codecs.block_int8 import BlockCodec, OneByteBlocks
+from ddltrace.experiments.codecs.codec import Codec
 from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
@@ -23,27 +23,16 @@ _ALL_BUT_BIT_14: Final = -16385
     "FP8 Formats for Deep Learning, arXiv 2209.05433",
 )
 @dataclass(frozen=True)
-class Fp8(CodecDescription):
-    """Blocks of elements, each a float32 scale and an 8-bit float an element.
+class Fp8(OneByteBlocks):
+    """The codes are 8-bit floats.
 
     Attributes:
         form: ``e4m3`` has 4 significant bits and magnitudes from 2^-9 to 448, ``e5m2`` has 3 and
             magnitudes from 2^-16 to 57344. The scale makes the largest magnitude of a block the
             largest number of the form.
-        block: Elements that share one scale.
     """
 
     form: Literal["e4m3", "e5m2"] = "e4m3"
-    block: int = 256
-
-    def __post_init__(self) -> None:
-        if not 8 <= self.block <= 1 << 20:
-            raise ValueError("block must be between 8 and 1048576 elements")
-
-    @property
-    def alignment(self) -> int:
-        """A shard is a number of whole blocks."""
-        return self.block
 
     def codec(self, seed: int | None) -> Codec:
         """Rounding to the nearest, to the even one of two."""
@@ -51,17 +40,9 @@ class Fp8(CodecDescription):
             return _E4m3Codec(self, self.block, _LARGEST[self.form], torch.float8_e4m3fn)
         return BlockCodec(self, self.block, _LARGEST[self.form], torch.float8_e5m2)
 
-    def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
-        """One byte an element and four a block."""
-        return elements + 4 * -(-elements // self.block)
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """As `BlockInt8`: two quantizations where that sends less."""
-        return "all_gather" if world_size <= 2 else "all_to_all"
-
 
 class _E4m3Codec(BlockCodec):
-    """Converts e4m3 by way of float16, which is several times as fast as PyTorch on a processor."""
+    """Converts e4m3 by way of float16, which PyTorch converts faster on a processor."""
 
     def _widen(self, codes: torch.Tensor, result: torch.Tensor) -> None:
         if codes.device.type != "cpu":

@@ -65,20 +65,24 @@ def _prefetch(modules: Sequence[Any], count: int) -> None:
         module.set_modules_to_backward_prefetch(list(reversed(earlier)))
 
 
+class _OwnBuffers:
+    """Gives each message a buffer of its own."""
+
+    def allocate(
+        self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A new buffer."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
 def _reduce_scatter(name: str, refuse: Refuse) -> Any:
     """A reduce-scatter of encoded gradients, for `FSDPModule.set_custom_reduce_scatter`."""
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
     codec = create(name)
 
-    class EncodedReduceScatter(ReduceScatter):
+    class EncodedReduceScatter(_OwnBuffers, ReduceScatter):
         """An all-to-all of encoded parts, which are added up in float32."""
-
-        def allocate(
-            self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
-        ) -> torch.Tensor:
-            """A buffer of its own for each message."""
-            return torch.empty(*size, dtype=dtype, device=device)
 
         def __call__(
             self,
@@ -115,14 +119,8 @@ def _all_gather(name: str, refuse: Refuse) -> Any:
 
     codec = create(name)
 
-    class EncodedAllGather(AllGather):
+    class EncodedAllGather(_OwnBuffers, AllGather):
         """An all-gather of each rank's encoded part."""
-
-        def allocate(
-            self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
-        ) -> torch.Tensor:
-            """A buffer of its own for each message."""
-            return torch.empty(*size, dtype=dtype, device=device)
 
         def __call__(
             self,

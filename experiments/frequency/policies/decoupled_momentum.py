@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ from ddltrace.experiments.codecs.codec import as_bytes, view_as
 from ddltrace.experiments.codecs.forms.base import Coding, gather_bytes
 from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.demo import Demo
-from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.frequency.policies.step_policy import OwnUpdates, StepContext
 from ddltrace.experiments.messages.trace_marks import carrying
 from ddltrace.experiments.technique import STATE_PREFIX
 
@@ -21,29 +21,17 @@ _STATE = STATE_PREFIX + "momentum"
 _NAME = "momentum coefficients"
 
 
-class DecoupledMomentumPolicy(StepPolicy):
+class DecoupledMomentumPolicy(OwnUpdates):
     """Exchanges coefficients of momentum before every update, and updates by their sign."""
-
-    steps_alone: ClassVar[bool] = True
 
     def __init__(self, context: StepContext, frequency: Demo) -> None:
         super().__init__(context)
         self._demo = frequency
-        self._own = {id(parameter) for _, parameter in context.parameters}
-
-    def exchanges_gradients(self) -> bool:
-        """Whether gradients are exchanged: never, they update the local momentum."""
-        return False
 
     @torch.no_grad()
     def before_update(self, optimizer: Optimizer) -> bool:
         """Performs the whole step; the job's optimizer updates nothing."""
-        owners = [
-            (group, parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) in self._own
-        ]
+        owners = self.owned(optimizer)
         parameters = [parameter for _, parameter in owners]
         with Coding("encode", sum(p.numel() * 4 for p in parameters)) as coding:
             pieces = [self._extract(optimizer, parameter) for parameter in parameters]

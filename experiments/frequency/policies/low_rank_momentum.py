@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -12,7 +12,7 @@ from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.codecs.power_sgd import orthonormal
 from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.dion import Dion
-from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.frequency.policies.step_policy import OwnUpdates, StepContext
 from ddltrace.experiments.messages.trace_marks import carrying
 from ddltrace.experiments.optimizer_rules.muon import is_hidden_matrix
 from ddltrace.experiments.optimizer_rules.optimizer_rule import (
@@ -32,30 +32,18 @@ _RIGHT = STATE_PREFIX + "right"
 _Owned = tuple[dict[str, Any], torch.nn.Parameter]
 
 
-class LowRankMomentumPolicy(StepPolicy):
+class LowRankMomentumPolicy(OwnUpdates):
     """Exchanges factors of momentum before every update, and updates by them."""
-
-    steps_alone: ClassVar[bool] = True
 
     def __init__(self, context: StepContext, frequency: Dion) -> None:
         super().__init__(context)
         self._dion = frequency
-        self._own = {id(parameter) for _, parameter in context.parameters}
         self._collectives = LibraryCollectives(context.group)
-
-    def exchanges_gradients(self) -> bool:
-        """Whether gradients are exchanged: never, they update the local momentum."""
-        return False
 
     @torch.no_grad()
     def before_update(self, optimizer: Optimizer) -> bool:
         """Performs the whole step; the job's optimizer updates nothing."""
-        owned = [
-            (group, parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) in self._own
-        ]
+        owned = self.owned(optimizer)
         matrices = [each for each in owned if is_hidden_matrix(each[1], self.context.outer)]
         others = [each for each in owned if not is_hidden_matrix(each[1], self.context.outer)]
         with Coding("encode", _bytes(owned)) as coding:

@@ -151,3 +151,26 @@ class EveryStep(StepPolicy):
     def exchanges_gradients(self) -> bool:
         """Always."""
         return True
+
+
+class OwnUpdates(StepPolicy):
+    """Exchanges something else than gradients, and updates in place of the job's optimizer."""
+
+    steps_alone: ClassVar[bool] = True
+
+    def __init__(self, context: StepContext) -> None:
+        super().__init__(context)
+        self._own = {id(parameter) for _, parameter in context.parameters}
+
+    def exchanges_gradients(self) -> bool:
+        """Whether gradients are exchanged: never, they update what the rank keeps."""
+        return False
+
+    def owned(self, optimizer: Optimizer) -> list[tuple[dict[str, Any], torch.nn.Parameter]]:
+        """The model's parameters that an optimizer updates, each with its group's settings."""
+        return [
+            (group, parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in self._own
+        ]
