@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.open_trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "annotate", "open"]
+__all__ = ["__version__", "annotate", "arm", "open"]
 
 
 def open(path: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
@@ -44,6 +44,29 @@ def open(path: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
     if isinstance(path, str | PathLike):
         return open_trace(path)
     return open_until_exit(path)
+
+
+def arm(directory: str | PathLike[str] | None = None, *, level: str = "layer") -> bool:
+    """Lets ``ddltrace on DIRECTORY`` record this process; until then, nothing is recorded.
+
+    Call it in every rank of a job that is not started by ``ddltrace run``, best before
+    ``torch.distributed.init_process_group``; messages sent before the call are never recorded.
+
+    Args:
+        directory: The trace directory, the same for all ranks of a host; created if it is
+            missing. By default the value of the environment variable ``DDLTRACE_OUTPUT``.
+        level: ``comm`` or ``layer``: what is recorded if ``ddltrace on`` does not tell.
+
+    Returns:
+        Whether the process can be recorded; False if no directory is given.
+
+    Raises:
+        ddltrace.tracer.errors.UsageError: The level does not exist, or the directory holds
+            other files.
+    """
+    from ddltrace.tracer import install
+
+    return install(directory, level=level, off=True)
 
 
 def annotate(name: str) -> AbstractContextManager[None]:

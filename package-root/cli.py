@@ -19,6 +19,10 @@ from ddltrace.tracer.storage.store_threads import is_any_left
 # imports none of the modules.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("ddltrace.tracer.commands", "Run a training job and record its trace."),
+    "on": ("ddltrace.tracer.switch_commands", "Record a running job from now on."),
+    "off": ("ddltrace.tracer.switch_commands", "Stop recording a running job."),
+    "level": ("ddltrace.tracer.switch_commands", "Change the level of detail of a running job."),
+    "attach": ("ddltrace.tracer.switch_commands", "Say how a process can be recorded."),
     "merge": ("ddltrace.tracer.commands", "Merge the traces of one job's launchers."),
     "collect": ("ddltrace.tracer.gather_commands", "Gather the traces of a job's nodes."),
     "upload": ("ddltrace.tracer.gather_commands", "Upload a trace to a store."),

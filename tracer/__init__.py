@@ -8,7 +8,9 @@ from pathlib import Path
 __all__ = ["install"]
 
 
-def install(directory: str | PathLike[str] | None = None, *, level: str = "layer") -> bool:
+def install(
+    directory: str | PathLike[str] | None = None, *, level: str = "layer", off: bool = False
+) -> bool:
     """Records this process once it joins a process group: `ddltrace run` from code.
 
     Call it in every rank, before or after ``torch.distributed.init_process_group``; messages sent
@@ -22,6 +24,8 @@ def install(directory: str | PathLike[str] | None = None, *, level: str = "layer
             missing. By default the value of the environment variable ``DDLTRACE_OUTPUT``.
         level: ``comm`` or ``layer``, as for ``ddltrace run``. The environment variable
             ``DDLTRACE_LEVEL`` overrides it.
+        off: Whether to record nothing until ``ddltrace on DIRECTORY`` is called. The environment
+            variable ``DDLTRACE_OFF`` overrides it.
 
     Returns:
         Whether the process will be recorded; False if no directory is given.
@@ -34,7 +38,7 @@ def install(directory: str | PathLike[str] | None = None, *, level: str = "layer
     from ddltrace.tracer.config import CaptureConfig
 
     config = CaptureConfig.from_environment() or CaptureConfig.in_code(
-        None if directory is None else Path(directory), level
+        None if directory is None else Path(directory), level, off=off
     )
     if config is None:
         return False

@@ -24,7 +24,9 @@ def annotate(name: str) -> AbstractContextManager[None]:
     # An untraced process has not imported the session: the lookup costs one dictionary probe.
     session_module = sys.modules.get("ddltrace.tracer.capture.session")
     session = session_module.current_session() if session_module is not None else None
-    return nullcontext() if session is None else _region(session, name)
+    if session is None or session.recorder.off:
+        return nullcontext()
+    return _region(session, name)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddltrace.tracer.config import COUNTERS_VARIABLE, LEVELS, CaptureConfig
+from ddltrace.tracer.config import COUNTERS_VARIABLE, LEVELS, OFF_VARIABLE, CaptureConfig
 from ddltrace.tracer.errors import (
     MissingCapabilityError,
     TraceError,
     UnwritableError,
+    UsageError,
 )
 from ddltrace.tracer.extensions import require_extension
 from ddltrace.tracer.launch.emulated_hosts import (
@@ -50,6 +51,7 @@ Examples:
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
   mpirun -n 4 ddltrace run --from-mpi -o trace -- python train.py
   ddltrace run --nccl -- torchrun --nproc-per-node 8 train.py
+  ddltrace run --off -o trace -- torchrun --nproc-per-node 2 train.py
   ddltrace run --dashboard -- torchrun --nproc-per-node 2 train.py
   ddltrace run --strategy p3 --steps 100 -- torchrun --nproc-per-node 2 train.py
   sudo ddltrace run --hosts 4 --bandwidth 400mbit -- python train.py
@@ -79,6 +81,21 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     default="10:13",
     show_default=True,
     help="Level op: run PyTorch's profiler in the steps A to B - 1.",
+)
+@click.option(
+    "--off",
+    is_flag=True,
+    envvar=OFF_VARIABLE,
+    help="Record nothing until ddltrace on is called: the job runs as without ddltrace, but for a "
+    "few instructions in each step.",
+)
+@click.option(
+    "--trigger",
+    "triggers",
+    multiple=True,
+    metavar="EXPRESSION",
+    help="Record nothing but some steps from time to time: 'step > 2x for 20 steps' (after a step "
+    "that takes more than twice the median) or 'every 1h for 20 steps'; repeat it. Implies --off.",
 )
 @click.option(
     "--measure-cost",
@@ -163,6 +180,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     output: Location | None,
     level: str,
     op_steps: str,
+    off: bool,
+    triggers: tuple[str, ...],
     measure_cost: int,
     counters: bool,
     nccl: bool,
@@ -194,6 +213,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     if dashboard:
         require_extra("dashboard", "ddltrace run --dashboard")
     window = _step_range(op_steps)
+    off = _begins_off(off, triggers, measure_cost)
     of_nccl = plugin_environment(check_events(nccl_events)) if nccl else {}
     check_options(cluster)
     if cluster["hosts"] is not None:
@@ -217,15 +237,15 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             op_steps=window,
             measure_cost=measure_cost,
             counters=counters,
+            off=off,
+            triggers=triggers,
             plugin=plugin,
             plugin_options=plugin_options,
         )
         if of_nccl:
             os.environ.update({**of_nccl, DIRECTORY_VARIABLE: str(config.directory)})
         _build_native()
-        labels = _labels(found)
-        if plugin_options.get("techniques"):
-            labels["techniques"] = plugin_options["techniques"]
+        labels = _labels(found, plugin_options)
         recorded = command if keep_command else masked_command(command)
         with dashboard_beside(whole) if dashboard else contextlib.nullcontext():
             beside = None if upload is None else upload.beside()
@@ -253,6 +273,21 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         )
     _report_place(whole, upload, missing)
     return result.exit_status
+
+
+def _begins_off(off: bool, triggers: tuple[str, ...], measure_cost: int) -> bool:
+    """Whether the job begins without recording.
+
+    Raises:
+        UsageError: The options contradict each other, or one is wrong.
+    """
+    from ddltrace.tracer.trigger_expression import parse_trigger
+
+    for text in triggers:
+        parse_trigger(text)
+    if (off or triggers) and measure_cost:
+        raise UsageError("--measure-cost needs a job that is recorded: leave out --off, --trigger")
+    return off or bool(triggers)
 
 
 def _checked_plugin(options: dict[str, Any]) -> str:
@@ -291,12 +326,16 @@ def _keep_reason(directory: Path, why: str) -> None:
             write_run(directory, run)
 
 
-def _labels(part: Part | None) -> dict[str, object]:
-    """The labels of the run of one of several launchers."""
-    if part is None:
-        return {}
-    labels: dict[str, object] = {PART_LABEL: part.name}
-    return labels if part.job is None else labels | {JOB_LABEL: part.job}
+def _labels(part: Part | None, plugin_options: dict[str, Any]) -> dict[str, object]:
+    """The labels of a run: of one of several launchers, and techniques of the user's."""
+    labels: dict[str, object] = {}
+    if plugin_options.get("techniques"):
+        labels["techniques"] = plugin_options["techniques"]
+    if part is not None:
+        labels[PART_LABEL] = part.name
+        if part.job is not None:
+            labels[JOB_LABEL] = part.job
+    return labels
 
 
 def _local_directory(output: Location | None, part: Part | None) -> Path:

@@ -19,12 +19,14 @@ from ddltrace.tracer.storage.plain_files import open_plain
 ENVIRONMENT_VARIABLE: Final = "DDLTRACE_CONFIG"
 _MAX_REPORT: Final = 500
 COUNTERS_VARIABLE: Final = "DDLTRACE_COUNTERS"
+OFF_VARIABLE: Final = "DDLTRACE_OFF"
 LEVELS: Final = ("comm", "layer", "op")
 
 
-def _wants_counters() -> bool:
-    """Whether the environment leaves resource counters on."""
-    return os.environ.get(COUNTERS_VARIABLE, "1").lower() not in ("0", "false", "no", "off")
+def _is_set(variable: str, *, default: bool) -> bool:
+    """The value of a variable of the environment that is true or false."""
+    text = os.environ.get(variable)
+    return default if not text else text.lower() not in ("0", "false", "no", "off")
 
 
 def read_reports(directory: Path) -> list[str]:
@@ -62,6 +64,8 @@ class CaptureConfig:
             process that cannot record reports why there, if it cannot write to the trace
             directory.
         counters: Whether to record resource counters.
+        off: Whether recording begins switched off.
+        triggers: When to record although it is switched off; see `trigger_expression.py`.
         plugin: Full name of a module that every rank loads when it has joined its process
             group, to call the module's ``install(plugin_options)``; empty for none.
         plugin_options: Argument of the plug-in's ``install``.
@@ -75,6 +79,8 @@ class CaptureConfig:
     buffer_rows: int = 100_000
     reports_directory: str = ""
     counters: bool = True
+    off: bool = False
+    triggers: tuple[str, ...] = ()
     plugin: str = ""
     plugin_options: dict[str, Any] = field(default_factory=dict)
 
@@ -82,7 +88,7 @@ class CaptureConfig:
         """The environment variable that holds the whole configuration."""
         value = {**asdict(self), "directory": str(self.directory)}
         environment = {ENVIRONMENT_VARIABLE: json.dumps(value)}
-        if self.level == "op":
+        if self.level == "op" or self.off:
             # PyTorch's profiler prints a line at each start and stop.
             environment["KINETO_LOG_LEVEL"] = "99"
         return environment
@@ -119,12 +125,13 @@ class CaptureConfig:
                 return
 
     @staticmethod
-    def in_code(directory: Path | None, level: str) -> CaptureConfig | None:
+    def in_code(directory: Path | None, level: str, *, off: bool = False) -> CaptureConfig | None:
         """The configuration of a process that records without a launcher.
 
         Args:
             directory: The trace directory; by default the value of ``DDLTRACE_OUTPUT``.
             level: The level, unless ``DDLTRACE_LEVEL`` is set.
+            off: Whether to begin switched off, unless ``DDLTRACE_OFF`` is set.
 
         Returns:
             The configuration; None if no directory is given.
@@ -147,7 +154,12 @@ class CaptureConfig:
             entry.name.startswith(trace_files) for entry in path.iterdir()
         ):
             raise UsageError(f"{path} holds other files than a trace: choose another directory")
-        return CaptureConfig(directory=path, level=level, counters=_wants_counters())
+        return CaptureConfig(
+            directory=path,
+            level=level,
+            counters=_is_set(COUNTERS_VARIABLE, default=True),
+            off=_is_set(OFF_VARIABLE, default=off),
+        )
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> CaptureConfig | None:
@@ -158,4 +170,5 @@ class CaptureConfig:
         value = json.loads(text)
         value["directory"] = Path(value["directory"])
         value["op_steps"] = tuple(value["op_steps"])
+        value["triggers"] = tuple(value["triggers"])
         return CaptureConfig(**value)

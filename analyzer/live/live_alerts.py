@@ -61,8 +61,9 @@ def find_alerts(
     if dead or not running:
         # Ranks that wait for a dead one do not hang by themselves.
         return dead
-    hang = _find_hang(ranks, signs)
-    return (hang,) if hang is not None else _find_standstill(ranks, signs)
+    recording = [rank for rank in ranks if not rank.info.is_off]
+    hang = _find_hang(recording, signs)
+    return (hang,) if hang is not None else _find_standstill(recording, signs)
 
 
 def find_dead(infos: Sequence[RankInfo], signs: ProcessSigns) -> tuple[Alert, ...]:

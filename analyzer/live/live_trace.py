@@ -185,7 +185,8 @@ class LiveTrace:
         here = platform.node(), pid_namespace()
         unheard = {}
         for info in run.ranks:
-            if (info.host, info.pid_namespace) == here:
+            if info.is_off or (info.host, info.pid_namespace) == here:
+                self._heard.pop(info.segment, None)
                 continue
             try:
                 size = counters_path(self._directory, info.segment).stat().st_size

@@ -30,7 +30,7 @@ from ddltrace.tracer.naming.registry import Registry
 SIZE = 1 << 15
 recorder = Recorder(SIZE + 1000)
 ready = ReadyGradients()
-gradients = NativeGradients(NativeLibrary(installed()), recorder, ready, detailed=True)
+gradients = NativeGradients(NativeLibrary(installed()), recorder, ready)
 registry = Registry(recorder, ready, gradients)
 layer = torch.nn.Linear(1, 1)
 ((tensor, weight), _) = registry.add_model(layer)

@@ -94,6 +94,7 @@ ORDER = {
             "owner_access",
             "plugin_option",
             "output_directory",
+            "trigger_expression",
         ),
         *(
             "connections",
@@ -115,6 +116,7 @@ ORDER = {
             "annotate",
             "codec_events",
             "gather_commands",
+            "switch_commands",
             "commands",
             "__init__",
         ),

@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.capture import launcher_links
+from ddltrace.tracer.capture.control import Control
 from ddltrace.tracer.capture.frameworks import framework_versions
 from ddltrace.tracer.capture.overhead_probe import CostMeter
+from ddltrace.tracer.capture.recording_switch import RecordingSwitch
+from ddltrace.tracer.capture.triggers import Triggers
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.connections.proof import refused
 from ddltrace.tracer.fault_barrier import quiet
@@ -27,6 +31,7 @@ from ddltrace.tracer.interpose.cuda_graphs import CudaGraphs
 from ddltrace.tracer.interpose.device_memory import DeviceMemory
 from ddltrace.tracer.interpose.install import install
 from ddltrace.tracer.interpose.patch_context import PatchContext
+from ddltrace.tracer.interpose.patches import Patches
 from ddltrace.tracer.interpose.reducer_buckets import DdpBuckets
 from ddltrace.tracer.naming.gradient_ready_times import NativeGradients
 from ddltrace.tracer.naming.ready_gradients import ReadyGradients
@@ -52,6 +57,7 @@ from ddltrace.tracer.trace.trace_files import (
     counters_name,
     segment_name,
 )
+from ddltrace.tracer.trigger_expression import parse_trigger
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.waits import Waits
@@ -104,6 +110,7 @@ class Session:
         stream: Where batches of events go.
         writer: Writes the batches.
         counters: Records resource counters; None if they are turned off.
+        control: Takes orders to switch recording; None if it cannot.
         meter: Measures the overhead of recording; None if this was not requested.
         stoppers: Functions that are called when the session closes, with their time limit in
             seconds; patches add to them.
@@ -116,6 +123,7 @@ class Session:
         stream: StreamWriter,
         writer: WriterThread,
         counters: CounterThread | None,
+        control: Control | None,
         *,
         meter: CostMeter | None,
         stoppers: Sequence[Callable[[float], object]],
@@ -131,6 +139,7 @@ class Session:
         self._stream = stream
         self._writer = writer
         self._counters = counters
+        self._control = control
         self._meter = meter
         self._stoppers = stoppers
         self._kept_alive = kept_alive
@@ -151,6 +160,13 @@ class Session:
         )
         if self._counters is not None:
             self._start_counters(self._counters)
+        if self._control is not None:
+            self._control.start()
+            os.register_at_fork(after_in_child=quiet(self._control.close_after_fork, fault))
+            self._start_triggers(self._control)
+            unlink = launcher_links.start(self._record.info, self._control, fault)
+            if unlink is not None:
+                context.on_close(unlink)
         close = quiet(self.close, fault)
         atexit.register(close)
         # Processes started by multiprocessing leave without running atexit.
@@ -162,6 +178,14 @@ class Session:
         if stop_exchange is not None:
             context.on_close(stop_exchange)
 
+    def _start_triggers(self, control: Control) -> None:
+        if self.config.triggers and self._record.info.rank == 0:
+            parsed = [parse_trigger(text) for text in self.config.triggers]
+            triggers = Triggers(parsed, control.carry_out, self.fault)
+            control.switch.on_step = triggers.after_step
+            triggers.start()
+            self.context.on_close(triggers.stop)
+
     def _start_counters(self, counters: CounterThread) -> None:
         """Starts recording resource counters; on an error, the rank records events only."""
         fault = self._record.fault
@@ -172,6 +196,7 @@ class Session:
                 after_in_parent=quiet(counters.resume, fault),
                 after_in_child=quiet(counters.abandon, fault),
             )
+            self.context.on_switch.append(lambda _: counters.wake_up())
             memory = DeviceMemory(self.context, counters)
             processor_time = StepProcessorTime(counters)
             self.context.steps.on_update += [memory.after_step, processor_time.after_step]
@@ -187,6 +212,8 @@ class Session:
         if self._closed or not self._opened or os.getpid() != self._pid:
             return
         self._closed = True
+        if self._control is not None:
+            self._control.close()
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         last_steps = (lambda _: self.context.steps.close(), *self._stoppers)
         for stop in last_steps:
@@ -231,7 +258,7 @@ def _session(config: CaptureConfig) -> Session:
         OSError: The stream cannot be opened.
     """
     config.prepare_directory()
-    recorder = Recorder(config.buffer_rows)
+    recorder = Recorder(config.buffer_rows, detailed=config.level != "comm")
     info = _rank_info(config)
     ready = ReadyGradients()
     faults: list[tuple[str, Exception]] = []
@@ -248,10 +275,7 @@ def _session(config: CaptureConfig) -> Session:
     gloo, known, gradients = None, None, None
     if native is not None:
         gloo = _or_none("Gloo's times", lambda: GlooTimes(native, recorder), note)
-        detailed = config.level != "comm"
-        gradients = _or_none(
-            "gradients", lambda: NativeGradients(native, recorder, ready, detailed=detailed), note
-        )
+        gradients = _or_none("gradients", lambda: NativeGradients(native, recorder, ready), note)
     if native is not None and gloo is not None:
         known = _or_none("known messages", lambda: KnownMessages(native, gloo, recorder), note)
     registry = Registry(recorder, ready, gradients)
@@ -287,10 +311,18 @@ def _session(config: CaptureConfig) -> Session:
         known=known,
         ddp=ddp,
         graphs=CudaGraphs(recorder, record.fault),
+        patches=Patches(),
+        on_switch=[],
         fault=record.fault,
         on_close=stoppers.append,
         keep_alive=kept_alive.append,
         write_now=writer.write_now,
+    )
+    switch = RecordingSwitch(context, begin_off=config.off, wake_writer=writer.ask)
+    control = _or_none(
+        "control",
+        lambda: Control(info, config.directory, switch, config.level, record.fault),
+        record.fault,
     )
     meter = CostMeter(recorder, config.measure_cost) if config.measure_cost else None
     counters = None
@@ -303,6 +335,7 @@ def _session(config: CaptureConfig) -> Session:
         stream,
         writer,
         counters,
+        control,
         meter=meter,
         stoppers=stoppers,
         kept_alive=kept_alive,
@@ -318,6 +351,7 @@ def _counters(
         # If the launcher does not number the ranks of a host, each reads the host's counters.
         whole_host=not info.local_rank,
         step=lambda: recorder.step,
+        rests=recorder.rests,
         on_fault=record.fault,
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.fault_barrier import quiet
+from ddltrace.tracer.interpose.backward_pass import HookedParameter
 from ddltrace.tracer.interpose.import_hooks import after_import
 from ddltrace.tracer.record.recorder import PHASE_CODE
 from ddltrace.tracer.timing.device_clock import DeviceTimer
@@ -38,16 +39,39 @@ def install(context: PatchContext) -> None:
     import torch
 
     note_pass = quiet(context.registry.access.note_pass, context.fault)
+
+    def patch(module: Any, name: str) -> None:
+        original = getattr(module, name)
+        replacement, while_off = _timed(context, original, note_pass), _counted(context, original)
+        context.patches.put(module, name, replacement, while_off=while_off)
+
     for name in ("backward", "grad"):
-        setattr(torch.autograd, name, _timed(context, getattr(torch.autograd, name), note_pass))
+        patch(torch.autograd, name)
 
     def time_distributed(module: Any) -> None:
         """Of jobs that use RPC."""
-        module.backward = _timed(context, module.backward, note_pass)
+        patch(module, "backward")
 
     after_import("torch.distributed.autograd", quiet(time_distributed, context.fault))
+    context.on_switch.append(functools.partial(_switch_hooks, context))
     if context.registry.native is not None:
         _watch_without_python(context, context.registry.native)
+
+
+def _counted(context: PatchContext, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that begins a backward pass: while nothing is recorded, steps count on."""
+    steps = context.steps
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if steps.updated_ns is not None:
+            try:
+                steps.begin_unrecorded()
+            except Exception as error:  # noqa: BLE001 - the job continues
+                context.fault("begin backward", error)
+        return original(*args, **kwargs)
+
+    return backward
 
 
 def _watch_without_python(context: PatchContext, gradients: NativeGradients) -> None:
@@ -80,7 +104,7 @@ def _begin_gradients(context: PatchContext) -> None:
     if registry.frozen:
         watch_gradients(context, registry.unfrozen())
     # A device without the timer in C++.
-    timed = context.config.level != "comm" and isinstance(context.device.timer, DeviceTimer)
+    timed = context.recorder.detailed and isinstance(context.device.timer, DeviceTimer)
     if registry.native is not None and timed:
         for leaf in registry.native.moved():
             for tensor in registry.native.forget(leaf):
@@ -92,7 +116,6 @@ def _timed(
 ) -> Callable[..., Any]:
     recorder, state = context.recorder, context.backward
     site, wait_site = recorder.site("phase", "backward"), recorder.site("wait", "backward")
-    detailed = context.config.level != "comm"
 
     def begin(start: int) -> None:
         state.started += 1
@@ -104,7 +127,7 @@ def _timed(
         context.steps.begin_training(start)
         recorder.enter_phase(PHASE_CODE["backward"], start)
         timer = context.device.timer
-        state.on_device = detailed and timer is not None and not recorder.paused
+        state.on_device = recorder.detailed and timer is not None and not recorder.paused
         if timer is not None and state.on_device:
             timer.begin_gradients()
 
@@ -194,7 +217,7 @@ def _sites(context: PatchContext, tensor: int, parameter: torch.Tensor) -> tuple
     name = context.registry.tensors[tensor].name
     site = context.recorder.site("gradient", name, tensor)
     # A job that uses a device may move the parameter there later.
-    if context.config.level == "comm" or not (parameter.is_cuda or cuda.is_initialized()):
+    if not context.recorder.detailed or not (parameter.is_cuda or cuda.is_initialized()):
         return site, -1
     return site, context.recorder.site("kernel", f"{name}.grad", tensor)
 
@@ -220,7 +243,6 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
     """Registers a Python hook that records when a parameter's gradient is ready."""
     recorder, registry, state = context.recorder, context.registry, context.backward
     flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
-    detailed = context.config.level != "comm"
     site, on_device = _sites(context, tensor, parameter)
     this = (tensor,)
 
@@ -228,7 +250,7 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
         if recorder.paused:
             return
         now = _now()
-        if detailed:
+        if recorder.detailed:
             if len(flat) <= recorder.limit:
                 emit((site, now, now, ident()))
             else:
@@ -240,10 +262,36 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
         if state.on_device:
             _time_on_device(context, on_device, parameter.device)
 
-    handle: Any = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    hooked = HookedParameter(weakref.ref(parameter), hook)
+    state.hooked.append(hooked)
+    if not recorder.off:
+        _hook(context, hooked)
+
+
+def _hook(context: PatchContext, hooked: HookedParameter) -> None:
+    """Registers the hook of a parameter that still exists."""
+    parameter = hooked.parameter()
+    if parameter is None:
+        return
+    register: Any = parameter.register_post_accumulate_grad_hook
+    hooked.handle = handle = register(hooked.hook)
     # Before the job's hooks: one of them may send the gradient, whose parameter must be known then.
-    if registry.access.may_read():  # otherwise the engine may be about to call the hooks
+    if context.registry.access.may_read():  # otherwise the engine may be about to call the hooks
         _put_first(parameter, handle.id)
+
+
+def _switch_hooks(context: PatchContext, on: bool) -> None:
+    """Removes the hooks in Python while nothing is recorded; C++ notes nothing then."""
+    state, native = context.backward, context.registry.native
+    if native is not None and not on:
+        native.pause()
+    state.hooked = [hooked for hooked in state.hooked if hooked.parameter() is not None]
+    for hooked in state.hooked:
+        if on:
+            _hook(context, hooked)
+        elif hooked.handle is not None:
+            hooked.handle.remove()
+            hooked.handle = None
 
 
 def _put_first(parameter: torch.Tensor, key: int) -> None:

@@ -20,6 +20,7 @@ from ddltrace.tracer.trace.schema import P2P_OPS
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.groups import Group
+    from ddltrace.tracer.interpose.patches import Patches
     from ddltrace.tracer.record.recorder import Message, Recorder
 
 _MOST_REPLAYS: Final = 4096  # kept for the profiler's window
@@ -58,16 +59,24 @@ class CudaGraphs:
         self._of_graph: WeakIdentityMap[Any, list[Captured]] = WeakIdentityMap()
         self.replays: deque[Sequence[Message]] = deque(maxlen=_MOST_REPLAYS)
 
-    def patch(self, graph_class: Any) -> None:
+    def patch(self, graph_class: Any, patches: Patches) -> None:
         """Patches ``torch.cuda.CUDAGraph``.
 
         Args:
             graph_class: The class.
+            patches: Replaces what runs in every step.
         """
-        self._after(graph_class, "capture_begin", self._begin)
-        self._after(graph_class, "capture_end", self._end)
-        self._after(graph_class, "replay", self._replayed)
-        self._after(graph_class, "reset", lambda graph, _: self._of_graph.pop(graph))
+        for name, then in (
+            ("capture_begin", self._begin),
+            ("capture_end", self._end),
+            ("replay", self._replayed),
+            ("reset", lambda graph, _: self._of_graph.pop(graph)),
+        ):
+            method = self._followed(getattr(graph_class, name), then)
+            if name == "replay":
+                patches.put(graph_class, name, method)
+            else:
+                setattr(graph_class, name, method)
 
     def add(self, like: Message, group: Group) -> None:
         """Records a message that becomes part of a graph.
@@ -121,9 +130,11 @@ class CudaGraphs:
             messages.append(message)
         self.replays.append(messages)
 
-    def _after(self, graph_class: Any, name: str, then: Callable[[Any, int], object]) -> None:
+    def _followed(
+        self, original: Callable[..., Any], then: Callable[[Any, int], object]
+    ) -> Callable[..., Any]:
         """Calls a function after a method, with the graph and the time before the call."""
-        original, then = getattr(graph_class, name), quiet(then, self._fault)
+        then = quiet(then, self._fault)
 
         @functools.wraps(original)
         def method(graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +143,7 @@ class CudaGraphs:
             then(graph, start)
             return result
 
-        setattr(graph_class, name, method)
+        return method
 
 
 class GraphKernels:

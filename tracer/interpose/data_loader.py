@@ -58,4 +58,4 @@ def install(context: PatchContext) -> None:
             except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("end data", error)
 
-    iterator_class.__next__ = __next__
+    context.patches.put(iterator_class, "__next__", __next__)

@@ -32,7 +32,7 @@ def install(context: PatchContext) -> None:
     ddp_class.__init__ = _registering(context, dist, ddp_class.__init__)
     # Copied or unpickled wrappers build their reducer here.
     ddp_class.__setstate__ = _registering(context, dist, ddp_class.__setstate__)
-    dist._broadcast_coalesced = _waited(context, dist._broadcast_coalesced)
+    context.patches.put(dist, "_broadcast_coalesced", _waited(context, dist._broadcast_coalesced))
     dist._register_comm_hook = _observed(context, dist._register_comm_hook)
 
 
@@ -66,6 +66,10 @@ def _observed(context: PatchContext, original: Callable[..., Any]) -> Callable[.
 
     @functools.wraps(original)
     def register_comm_hook(reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
+        # The reducer keeps what it calls. A partial object is no Python function, and what it calls
+        # can be changed: while nothing is recorded, the job's hook alone.
+        called: Any = functools.partial(hook)
+
         @functools.wraps(hook)
         def observed(state: Any, bucket: Any) -> Any:
             name = "bucket"
@@ -79,7 +83,12 @@ def _observed(context: PatchContext, original: Callable[..., Any]) -> Callable[.
             with context.carrying(name, ids):
                 return hook(state, bucket)
 
-        return original(reducer, state, observed)
+        def switch(on: bool) -> None:
+            called.__setstate__((observed if on else hook, (), {}, None))
+
+        switch(not context.recorder.off)
+        context.on_switch.append(switch)
+        return original(reducer, state, called)
 
     return register_comm_hook
 

@@ -50,9 +50,10 @@ def _patch_fsdp2(context: PatchContext, module: Any) -> None:
         return [registry.tensor_id(p.sharded_param) for p in fsdp_params]
 
     for name in ("foreach_all_gather", "foreach_reduce"):
-        setattr(module, name, _named(context, getattr(module, name), carried))
+        context.patches.put(module, name, _named(context, getattr(module, name), carried))
 
     parameter_class = module.FSDPParam
+    watched: WeakIdentityMap[Any, bool] = WeakIdentityMap()
     initialize, unshard = parameter_class.__init__, parameter_class.init_unsharded_param
 
     @functools.wraps(initialize)
@@ -62,18 +63,19 @@ def _patch_fsdp2(context: PatchContext, module: Any) -> None:
 
     @functools.wraps(unshard)
     def init_unsharded_param(self: Any) -> None:
-        former = getattr(self, "_unsharded_param", None)
         unshard(self)
         try:
-            if self._unsharded_param is not former:
+            gathered = self._unsharded_param
+            if not watched.get(gathered):
+                watched.set(gathered, True)
                 tensor = registry.tensor_id(self.sharded_param)
                 if tensor is not None:
-                    watch_gradients(context, [(tensor, self._unsharded_param)])
+                    watch_gradients(context, [(tensor, gathered)])
         except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("unshard", error)
 
     parameter_class.__init__ = __init__
-    parameter_class.init_unsharded_param = init_unsharded_param
+    context.patches.put(parameter_class, "init_unsharded_param", init_unsharded_param)
 
 
 def _patch_fsdp1(context: PatchContext, module: Any) -> None:
@@ -98,7 +100,7 @@ def _patch_fsdp1(context: PatchContext, module: Any) -> None:
         return tensors
 
     for name in ("_unshard", "_reduce_grad", "_reduce_grad_no_shard"):
-        setattr(module, name, _named(context, getattr(module, name), carried))
+        context.patches.put(module, name, _named(context, getattr(module, name), carried))
 
 
 def _named(

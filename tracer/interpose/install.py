@@ -25,7 +25,6 @@ def install(context: PatchContext) -> Waits | None:
         device_mesh,
         fsdp,
         modules,
-        operators,
         optimizers,
         swaps,
     )
@@ -40,8 +39,6 @@ def install(context: PatchContext) -> Waits | None:
         *(autograd, swaps, optimizers, data_loader, modules, ddp, device_mesh, fsdp),
         group_destruction,
     ]
-    if context.config.level == "op":
-        patches.append(operators)
     for patch in patches:
         try:
             patch.install(context)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ddltrace.tracer.interpose.patch_context import PatchContext
+    from ddltrace.tracer.interpose.patches import Patches
 
 _FORWARD: Final = PHASE_CODE["forward"]
 
@@ -43,12 +44,12 @@ def install(context: PatchContext) -> None:
 
     def hide(dynamo: Any) -> None:
         try:
-            _hide_from_dynamo(original, wrapper, dynamo)
+            _hide_from_dynamo(original, wrapper, dynamo, context.patches)
         except Exception as error:  # noqa: BLE001 - graphs may break, results stay
             context.fault("hide from torch.compile", error)
 
     after_import("torch._dynamo", hide)
-    nn.Module.__call__ = wrapper  # type: ignore[method-assign]
+    context.patches.put(nn.Module, "__call__", wrapper)
 
 
 def _wrapped(context: PatchContext, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +118,7 @@ def _recording_phase(
         if pretends:
             return original(module, *args, **kwargs)
         outermost.running = True
-        outermost.records = outermost.detailed and not context.recorder.paused
+        outermost.records = context.recorder.detailed and not context.recorder.paused
         try:
             return original(module, *args, **kwargs)
         finally:
@@ -165,13 +166,16 @@ def _recording_device(
     return call_on_device
 
 
-def _hide_from_dynamo(original: Callable[..., Any], wrapper: Any, dynamo: Any) -> None:
+def _hide_from_dynamo(
+    original: Callable[..., Any], wrapper: Any, dynamo: Any, patches: Patches
+) -> None:
     """Makes Dynamo treat the wrapper like the original, and skip the tracer's code.
 
     Args:
         original: The original ``nn.Module.__call__``.
         wrapper: Its replacement.
         dynamo: The module ``torch._dynamo``.
+        patches: Replaces what it knows of the original.
     """
     dynamo.eval_frame.skip_code(wrapper.__code__)
     dynamo.trace_rules.add("ddltrace.tracer")
@@ -180,14 +184,13 @@ def _hide_from_dynamo(original: Callable[..., Any], wrapper: Any, dynamo: Any) -
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
         if getattr(module, "unpatched_nn_module_call", None) is original:
-            module.unpatched_nn_module_call = wrapper  # type: ignore[union-attr]
+            patches.put(module, "unpatched_nn_module_call", wrapper)
 
 
 class _Outermost:
     """The calls that the job makes itself, outside of any other module.
 
     Attributes:
-        detailed: Whether to record layers.
         running: Whether such a call is running, so that calls below it are layers.
         records: Whether such a call is running whose layers are recorded.
         device_running: Whether the device time of its innermost layers is recorded as well.
@@ -198,7 +201,6 @@ class _Outermost:
 
         self._context = context
         self._torch = torch
-        self.detailed = context.config.level != "comm"
         self._phase_site = context.recorder.site("phase", "forward")
         self._unnamed_site = context.recorder.site("layer", "(unnamed)")
         self.running = False
@@ -238,7 +240,7 @@ class _Outermost:
             watch_gradients(context, new)
         with contextlib.suppress(ValueError):  # a RemoteModule refuses to name its parameters
             time_device_of(context, module.parameters())
-        if context.device.timer is not None and self.detailed:
+        if context.device.timer is not None and context.recorder.detailed:
             self.device_running = True
         if context.backward.depth:
             return False  # recomputation in backward
@@ -263,7 +265,7 @@ class _Outermost:
         if recorder.paused:
             return
         ident = threading.get_ident()
-        if self.detailed:
+        if recorder.detailed:
             site = context.registry.layer_site.get(id(module))
             if site is not None:
                 recorder.add(site, start, end, ident)

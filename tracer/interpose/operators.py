@@ -27,13 +27,15 @@ _COPIES = ("Memcpy", "Memset")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 
 
-def install(context: PatchContext) -> None:
-    """Registers the window, which opens when the job's steps reach it.
+def open_window(context: PatchContext, first: int, stop: int) -> None:
+    """Registers a window, which opens when the job's steps reach it.
 
     Args:
-        context: The parts of the recording rank; its level is ``op``.
+        context: The parts of the recording rank.
+        first: The first step in it.
+        stop: The step after the last.
     """
-    window = OperatorWindow(context)
+    window = OperatorWindow(context, first, stop)
     context.steps.on_update.append(window.after_step)
     context.on_close(window.close)
 
@@ -41,9 +43,9 @@ def install(context: PatchContext) -> None:
 class OperatorWindow:
     """Runs the profiler from the end of one step to the end of a later one."""
 
-    def __init__(self, context: PatchContext) -> None:
+    def __init__(self, context: PatchContext, first: int, stop: int) -> None:
         self._context = context
-        self._first, self._stop = context.config.op_steps
+        self._first, self._stop = first, stop
         self._profiler: Any = None
         self._folding: threading.Thread | None = None
 
@@ -60,6 +62,7 @@ class OperatorWindow:
                     self._start()
             elif self._profiler is not None and following >= self._stop:
                 self._fold_in_background()
+                self._context.steps.on_update.remove(self.after_step)
         except Exception as error:  # noqa: BLE001 - the job continues
             self._profiler = None
             self._context.fault("operators", error)

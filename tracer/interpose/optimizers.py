@@ -35,13 +35,34 @@ def install(context: PatchContext) -> None:
         register_optimizer_step_pre_hook,
     )
 
-    observer = _Observer(context)
-    register_optimizer_step_pre_hook(_guarded(context, observer.before))
-    register_optimizer_step_post_hook(_guarded(context, observer.after))
+    observer, recorder, steps = _Observer(context), context.recorder, context.steps
+
+    # While recording is switched off, these two alone see the job, once in a step.
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if recorder.off:
+            return
+        try:
+            observer.before(optimizer)
+        except Exception as error:  # noqa: BLE001 - the job continues
+            context.fault("optimizer hook", error)
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            if recorder.off:
+                steps.count_update(id(optimizer), _now())
+            else:
+                observer.after(optimizer)
+        except Exception as error:  # noqa: BLE001 - the job continues
+            context.fault("optimizer hook", error)
+
+    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_post_hook(after_step)
+    context.on_switch.append(observer.switch)
 
     def time_distributed(module: Any) -> None:
         optimizer_class = module.DistributedOptimizer
-        optimizer_class.step = _timed(context, observer, optimizer_class.step)
+        replacement = _timed(context, observer, optimizer_class.step)
+        context.patches.put(optimizer_class, "step", replacement)
 
     after_import("torch.distributed.optim.optimizer", quiet(time_distributed, context.fault))
 
@@ -67,18 +88,6 @@ def _timed(
             end(self)
 
     return step
-
-
-def _guarded(context: PatchContext, hook: Callable[[Any], None]) -> Callable[..., None]:
-    """Wraps a hook so that its errors do not reach the job."""
-
-    def guarded(optimizer: Any, args: Any, kwargs: Any) -> None:
-        try:
-            hook(optimizer)
-        except Exception as error:  # noqa: BLE001 - the job continues
-            context.fault("optimizer hook", error)
-
-    return guarded
 
 
 def _steps_on_stack() -> int:
@@ -137,6 +146,8 @@ class _Observer:
 
     def end(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
+        if not self._running:
+            return  # recording was switched on inside
         # A step that raised left its entry behind: all entries above this one are removed as well.
         while self._running and self._running[-1] != id(optimizer):
             self._running.pop()
@@ -157,6 +168,11 @@ class _Observer:
         context.registry.forget_gradients()
         if context.registry.changed:
             context.save_info()
+
+    def switch(self, on: bool) -> None:
+        """Forgets the running optimizers: the ends of outer ones are not seen after a switch."""
+        del on
+        self._running.clear()
 
     def _forget_raised(self, running: int) -> None:
         """Drops steps that raised an exception, whose end no hook reports."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.groups import Groups
     from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
     from ddltrace.tracer.interpose.cuda_graphs import CudaGraphs
+    from ddltrace.tracer.interpose.patches import Patches
     from ddltrace.tracer.interpose.reducer_buckets import DdpBuckets
     from ddltrace.tracer.naming.registry import Registry
     from ddltrace.tracer.native.library import NativeLibrary
@@ -41,6 +42,8 @@ class PatchContext:
         known: The messages that C++ records without Python; None without `native`.
         ddp: The buckets of DistributedDataParallel.
         graphs: The messages of CUDA graphs.
+        patches: What is replaced while the rank records.
+        on_switch: Called when recording is switched on or off, with whether it is on.
         fault: Notes a failure inside the tracer; the job never sees it.
         on_close: Registers a function to call when the session closes, with a time limit in
             seconds.
@@ -61,6 +64,8 @@ class PatchContext:
     known: KnownMessages | None
     ddp: DdpBuckets
     graphs: CudaGraphs
+    patches: Patches
+    on_switch: list[Callable[[bool], None]]
     fault: Callable[[str, Exception], None]
     on_close: Callable[[Callable[[float], object]], None]
     keep_alive: Callable[[object], None]

@@ -51,9 +51,9 @@ def join(module: Any, context: PatchContext, waits: Waits | None) -> None:
     calls = module._ddltrace_calls = _Calls(context, waits, ids)
     for name in _CALLS:
         if hasattr(module, name):
-            setattr(module, name, calls.observed(name, getattr(module, name)))
+            context.patches.put(module, name, calls.observed(name, getattr(module, name)))
     reference_class = module.PyRRef
-    reference_class.to_here = calls.fetching(reference_class.to_here)
+    context.patches.put(reference_class, "to_here", calls.fetching(reference_class.to_here))
 
 
 class _Calls:

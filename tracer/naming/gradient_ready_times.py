@@ -39,12 +39,9 @@ class NativeGradients:
         library: The C++ library that watches.
         recorder: Receives the rows.
         ready: Receives the parameters that became ready.
-        detailed: Whether to write rows at all.
     """
 
-    def __init__(
-        self, library: NativeLibrary, recorder: Recorder, ready: ReadyGradients, *, detailed: bool
-    ) -> None:
+    def __init__(self, library: NativeLibrary, recorder: Recorder, ready: ReadyGradients) -> None:
         self._watch = library.watch_gradient
         self._control = library.gradient_control
         self._rows = library.gradients
@@ -52,7 +49,6 @@ class NativeGradients:
         self._none = memoryview(array("q", [_NONE]) * self._room)
         self._recorder = recorder
         self._ready = ready
-        self._detailed = detailed
         self._taken = self._control[_WRITTEN]
         self._noted = self._taken
         self._missed = self._control[_MISSED]
@@ -163,7 +159,7 @@ class NativeGradients:
                     return
                 first, self._taken = self._taken, self._taken + len(sites)
                 taken = self._rows[FLAT_CELLS * begin : FLAT_CELLS * (begin + len(sites))]
-                if self._detailed:
+                if self._recorder.detailed:
                     self._recorder.add_rows(taken)
                 taken[::FLAT_CELLS] = self._none[: len(sites)]
                 self._note(first, sites)
@@ -177,7 +173,7 @@ class NativeGradients:
             sites: The recording site of each, in order.
         """
         recorder, ready = self._recorder, self._ready
-        if self._detailed:
+        if recorder.detailed:
             lost = self._control[_MISSED] - self._missed
             self._missed += lost
             recorder.dropped += lost
@@ -187,6 +183,10 @@ class NativeGradients:
             ready.trained.update(tensors)
             ready.latest.extend(tensors[max(0, self._step_ended - first) :])
             ready.in_backward.extend(tensors[max(0, self._backward_began - first) :])
+
+    def pause(self) -> None:
+        """Records nothing until the next backward pass begins that is recorded."""
+        self._control[_PAUSED] = True
 
     def abandon(self) -> None:
         """Resets the locks in a forked child: another thread may have held them at the fork."""

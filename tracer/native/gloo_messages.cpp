@@ -324,11 +324,20 @@ int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t out_bytes, int64_t id) 
 using Keys = c10::DispatchKeySet;
 constexpr Keys kPython(Keys::FULL_AFTER, c10::DispatchKey::ADInplaceOrView);
 constexpr Keys kBackend(Keys::FULL_AFTER, c10::DispatchKey::BackendSelect);
+// The kernels in Python are registered at a key that PyTorch never uses, and are called from here: to
+// remove a kernel while another thread may be about to call it would be unsafe.
+constexpr Keys kInPython(c10::DispatchKey::TESTING_ONLY_GenericMode);
 
 // Whether the Python kernel is next in the dispatch order and can be bypassed. Otherwise another kernel
 // must see the call first: a dispatch mode of the job, or the resolution of a conjugated view.
 bool kernel_is_next(Keys keys) {
   return (keys & kPython).highestPriorityTypeId() == c10::DispatchKey::BackendSelect;
+}
+
+// Calls the kernel in Python, or, while nothing is recorded, the backend.
+void gate(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  const Keys below = keys & kBackend;
+  op.redispatchBoxed(control.off.load() ? below : kInPython | below, stack);
 }
 
 // Launches the message of a slot in the ring. If the launch fails, the message is dropped. Returns
@@ -640,6 +649,19 @@ int ddltrace_see_launches() {
       functional->impl(
           name, torch::CppFunction::makeFromBoxedFunction<&kernel_of_functional>());
     }
+    return 1;
+  } catch (...) {
+    return 0;
+  }
+}
+
+// Calls the kernel in Python of an operator only while something is recorded. Returns whether it
+// succeeded; otherwise, that kernel has to be registered at BackendSelect.
+int ddltrace_gate(const char* library, const char* name) {
+  try {
+    auto* gates = new torch::Library(
+        torch::Library::IMPL, library, c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    gates->impl(name, torch::CppFunction::makeFromBoxedFunction<&gate>());
     return 1;
   } catch (...) {
     return 0;

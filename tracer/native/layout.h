@@ -9,12 +9,13 @@
 // backward_thread: the thread in a backward pass, whose all-reduces are compared with known messages
 // broadcast_thread: the thread in `_broadcast_coalesced`, whose broadcasts are compared
 // paused: known messages are only counted
+// off: nothing is recorded, and no kernel in Python is called
 // launched: number of messages launched through the ring
 // buckets: number of all-reduces among them
 // taken: number of launched messages that the writer has read or skipped
 #define DDLTRACE_CONTROL(FIELD) \
-  FIELD(backward_thread) FIELD(broadcast_thread) FIELD(paused) FIELD(launched) FIELD(buckets) \
-  FIELD(taken)
+  FIELD(backward_thread) FIELD(broadcast_thread) FIELD(paused) FIELD(off) FIELD(launched) \
+  FIELD(buckets) FIELD(taken)
 
 // The times of a message. The first slots belong to the messages in the ring.
 // waited: whether `ended_ns` is the end of the job's wait

@@ -48,6 +48,7 @@ class NativeLibrary:
 
     OFFERED: Final = 0
     NOTHING: Final = -1
+    GATED: Final = "TESTING_ONLY_GenericMode"
     UNRECORDED: Final = -2  # the launch is offered, but not recorded
 
     def __init__(self, path: Path) -> None:
@@ -59,6 +60,8 @@ class NativeLibrary:
             self._offered = library.ddltrace_offered
             self._offered.restype = ctypes.c_void_p
             self.see_launches = _typed(library.ddltrace_see_launches, ctypes.c_int, 0)
+            self._gate = _typed(library.ddltrace_gate, ctypes.c_int, 0)
+            self._gate.argtypes = [ctypes.c_char_p] * 2
             self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int64, 2)
             self.activate = _typed(library.ddltrace_activate, None, 1)
             self.passing = _typed(library.ddltrace_passing, ctypes.c_int64, 0)
@@ -80,6 +83,18 @@ class NativeLibrary:
             raise OSError(f"{path} was compiled from another layout.h")
         self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
         self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
+
+    def gate(self, library: str, operator: str) -> bool:
+        """Lets an operator call its kernel in Python only while something is recorded.
+
+        Args:
+            library: The operator's namespace.
+            operator: Its name.
+
+        Returns:
+            Whether this is possible. The kernel is registered at `GATED` before.
+        """
+        return bool(self._gate(library.encode(), operator.encode()))
 
     def offered(self) -> memoryview:
         """The memory in which this thread offers its next launch and finds the launch time.

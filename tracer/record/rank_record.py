@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, TensorInfo
 
 _MAX_FAULTS: Final = 20
+_MAX_WINDOWS: Final = 1000
 _TELL_DROPPED_S: Final = 1.0
 
 
@@ -81,6 +82,20 @@ class RankRecord:
     def note_silence(self, silence: dict[str, Any]) -> None:
         """Stores the activity of this rank during a silence."""
         self.info.silence = silence
+        self.save()
+
+    def begin_window(self, step: int, level: str, reason: str) -> None:
+        """Notes that recording was switched on, or its level was changed."""
+        window = {"first": step, "stop": None, "level": level}
+        if reason:
+            window["reason"] = reason
+        self.info.windows = [*self.info.windows[-_MAX_WINDOWS:], window]
+        self.save()
+
+    def end_window(self, step: int) -> None:
+        """Notes the first step that is not recorded, or is at another level."""
+        former = self.info.windows or [{"first": 0, "level": self.info.level}]
+        self.info.windows = [*former[:-1], {**former[-1], "stop": step}]
         self.save()
 
     def note(self, text: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ KIND_CODE: Final = {kind: code for code, kind in enumerate(KINDS)}
 PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 _OTHER: Final = PHASE_CODE["other"]
 _MAX_SITES: Final = 1 << 18
+
+_LAST_ENDS_NS: Final = 3_000_000_000
+"""How long messages may end after recording was switched off."""
 
 BY_TIME: Final = -1
 """Phase of a message that takes step and phase from the time at which it was enqueued."""
@@ -180,6 +184,9 @@ class Recorder:
         limit: Length of `flat` beyond which the hot path drops its events.
         dropped: Events dropped.
         paused: Whether the patches leave this step unrecorded, to measure the overhead.
+        off: Whether recording is switched off, and the patches are out.
+        rests_from_ns: While it is off: from when the writer has nothing to do.
+        detailed: Whether layers and gradients are recorded.
         sites: Every site, by its number.
         collectors: Functions that add completed events; the writer calls them before it takes
             events.
@@ -192,7 +199,7 @@ class Recorder:
         step: Number of the current step; None outside steps.
     """
 
-    def __init__(self, buffer_rows: int) -> None:
+    def __init__(self, buffer_rows: int, *, detailed: bool = True) -> None:
         self.flat: list[int] = []
         self.more = array("q")
         self.emit = self.flat.extend
@@ -200,6 +207,9 @@ class Recorder:
         self.buffer_rows = buffer_rows
         self.dropped = 0
         self.paused = False
+        self.off = False
+        self.rests_from_ns = 0
+        self.detailed = detailed
         self.sites: list[Site] = []
         self.collectors: list[Callable[[], None]] = []
         self.other_buffers: list[Callable[[], float]] = []
@@ -312,8 +322,23 @@ class Recorder:
         self.step = number
         self._change(self.step_changes, now_ns, -1 if number is None else number, -1)
 
+    def switch(self, on: bool, now_ns: int) -> None:
+        """Switches recording on or off; the phase is then that outside of all phases."""
+        if not on:
+            self.set_step(None, now_ns)
+        self.off = self.paused = not on
+        self.rests_from_ns = now_ns + _LAST_ENDS_NS
+        del self._phase_stack[1:]
+        self._change(self.phase_changes, now_ns, _OTHER, _OTHER)
+
+    def rests(self) -> bool:
+        """Whether nothing is recorded, and nothing that ends is left."""
+        return self.off and time.monotonic_ns() > self.rests_from_ns
+
     def _change(self, changes: list[int], now_ns: int, value: int, unknown: int) -> None:
         """Records a change; the last one that fits in the buffer sets the value to unknown."""
+        if self.off:
+            return
         capacity = self._max_changes - len(changes)
         if capacity > 0:
             changes.extend((now_ns, value if capacity > 2 else unknown))

@@ -20,6 +20,11 @@ class Steps:
     A step is recorded when the next one's training begins or at the end of the job, because only
     then is it known that no further optimizer belongs to it. Its thread is the training thread,
     which is not the main thread in some frameworks, and may differ from the thread that updates.
+
+    Attributes:
+        updated_ns: When an optimizer ended the step; None before.
+        on_update: Called after each update with the number of its step.
+        on_unrecorded: Called instead while recording is switched off.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -27,12 +32,13 @@ class Steps:
         self._site = recorder.site("step", "step")
         self._number = 0
         self._start_ns: int | None = None
-        self._updated_ns: int | None = None
+        self.updated_ns: int | None = None
         self._thread = 0
         self._trained = False
         self._steppers: set[int] = set()
-        self._unrecorded: set[int] = set()
+        self._is_recorded = True
         self.on_update: list[Callable[[int], None]] = []
+        self.on_unrecorded: Callable[[int], None] = lambda _: None
 
     @property
     def number(self) -> int:
@@ -75,20 +81,45 @@ class Steps:
             self._close_updated()
         if self._start_ns is None or self._recorder.step is None:
             self._open(now_ns)
-        elif self._updated_ns is not None:
+        elif self.updated_ns is not None:
             self._recorder.set_step(self._number, now_ns)
         self._steppers.add(optimizer)
 
     def end_update(self, now_ns: int) -> None:
         """An optimizer has stepped; what follows belongs to the next step."""
-        self._updated_ns = now_ns
+        self.updated_ns = now_ns
         if not self._trained:
             self._thread = threading.get_ident()
         self._recorder.set_step(self._number + 1, now_ns)
-        if self._recorder.paused:
-            self._unrecorded.add(self._number)
-        for call in self.on_update:
+        self._is_recorded &= not self._recorder.paused
+        for call in self.on_update[:]:
             call(self._number)
+
+    def begin_unrecorded(self) -> None:
+        """While recording is switched off: a backward pass begins after an update."""
+        self._close_updated()
+
+    def count_update(self, optimizer: int, now_ns: int) -> None:
+        """While recording is switched off: an optimizer has stepped; see `begin_update`."""
+        if optimizer in self._steppers:
+            self._close_updated()
+        self._steppers.add(optimizer)
+        self._is_recorded = False
+        self.updated_ns = now_ns
+        if self._start_ns is None:
+            self._start_ns = now_ns
+        self.on_unrecorded(self._number)
+
+    @property
+    def following(self) -> int:
+        """The first step that has certainly not begun."""
+        return self._number + (1 if self.updated_ns is None else 2)
+
+    def record_last(self) -> None:
+        """Records the step that an optimizer has ended: recording is about to be switched off."""
+        if self._is_recorded and self.updated_ns is not None and self._start_ns is not None:
+            self._recorder.add(self._site, self._start_ns, self.updated_ns, self._thread)
+            self._is_recorded = False
 
     def close(self) -> None:
         """Ends the last step, if it was completed."""
@@ -100,12 +131,13 @@ class Steps:
 
     def _close_updated(self) -> None:
         """Records the step that an optimizer has ended."""
-        if self._updated_ns is None or self._start_ns is None:
+        if self.updated_ns is None or self._start_ns is None:
             return
-        if self._number not in self._unrecorded:
-            self._recorder.add(self._site, self._start_ns, self._updated_ns, self._thread)
+        if self._is_recorded:
+            self._recorder.add(self._site, self._start_ns, self.updated_ns, self._thread)
         self._number += 1
-        self._start_ns = self._updated_ns
-        self._updated_ns = None
+        self._start_ns = self.updated_ns
+        self.updated_ns = None
         self._trained = False
+        self._is_recorded = True
         self._steppers.clear()

@@ -88,7 +88,9 @@ class WriterThread(threading.Thread):
             lower_priority()
             written = self._interval_number()
             while not self._stopping:
-                self._wake.acquire(timeout=until_next(self._interval_s / _LOOKS_PER_INTERVAL))
+                rests = self._recorder.rests() and not self._recorder.filled()
+                pause_s = -1 if rests else until_next(self._interval_s / _LOOKS_PER_INTERVAL)
+                self._wake.acquire(timeout=pause_s)
                 now, requests = self._interval_number(), self._take_requests()
                 if now != written or requests or self._recorder.filled() > _MOST_FILLED:
                     written = now
@@ -119,6 +121,11 @@ class WriterThread(threading.Thread):
             self._requests.append(request)
             self._wake_up()
             request.wait(timeout_s)
+
+    def ask(self) -> None:
+        """Asks for a write without delay, and does not wait for it; ends a rest."""
+        self._requests.append(threading.Event())
+        self._wake_up()
 
     def stop(self, timeout_s: float) -> bool:
         """Requests the last write and waits for it.

@@ -33,6 +33,7 @@ class CounterThread(threading.Thread):
         path: The file to create.
         whole_host: Whether this process reads the counters of its host.
         step: Returns the current step.
+        rests: Returns whether nothing is to be recorded now.
         on_fault: Receives failures.
         interval_s: The time between two samples.
 
@@ -47,12 +48,14 @@ class CounterThread(threading.Thread):
         *,
         whole_host: bool,
         step: Callable[[], int | None],
+        rests: Callable[[], bool],
         on_fault: Callable[[str, Exception], None],
         interval_s: float = 1.0,
     ) -> None:
         super().__init__(name="ddltrace-counters", daemon=True)
         self._path = path
         self._step = step
+        self._rests = rests
         self._on_fault = on_fault
         self._interval_s = interval_s
         self._waiting: deque[tuple[int, int | None, Reading]] = deque(maxlen=_MAX_WAITING)
@@ -63,6 +66,7 @@ class CounterThread(threading.Thread):
         self._wanted_devices: deque[str] = deque(maxlen=64)
         self._running_lock = threading.Lock()
         self._running_lock.acquire()
+        self._awake = threading.Event()
         # Reentrant, so that only the thread that has acquired it can release it.
         self._sampling = threading.RLock()
         self.dropped = 0
@@ -86,6 +90,9 @@ class CounterThread(threading.Thread):
             self._sample()
             while not self._running_lock.acquire(timeout=until_next(self._interval_s)):
                 self._sample()
+                self._awake.clear()
+                if self._rests():
+                    self._awake.wait()
             self._sample(last=True)
             self._stream.close()
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
@@ -95,8 +102,13 @@ class CounterThread(threading.Thread):
         """Requests the last sample and waits for it."""
         with contextlib.suppress(RuntimeError):  # already requested
             self._running_lock.release()
+        self._awake.set()
         if self.is_alive():
             self.join(timeout_s)
+
+    def wake_up(self) -> None:
+        """Ends a rest."""
+        self._awake.set()
 
     def pause(self) -> None:
         """Waits for the current write, because a fork must not copy a partial one."""

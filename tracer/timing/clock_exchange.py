@@ -96,7 +96,7 @@ def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object]
     if info.world_size < 2:
         return None
     try:
-        store = _own_client()
+        store = own_client()
         if store is None:
             return None
         exchanger: ClockServer | ClockClient
@@ -146,7 +146,7 @@ class ClockServer(threading.Thread):
                     shut(connection)
                 self._listen_no_more()
         except Exception as error:  # noqa: BLE001 - the job continues; clocks stay uncertain
-            if not _is_of_ended_store(error):
+            if not is_of_ended_store(error):
                 self._fault("clock responder", error)
 
     def stop(self, timeout_s: float) -> bool:
@@ -234,7 +234,7 @@ class ClockServer(threading.Thread):
             elif waited_s > _PUBLISH_TIMEOUT_S:
                 self._store = None
         except Exception as error:
-            if not _is_of_ended_store(error):
+            if not is_of_ended_store(error):
                 raise
             self._store = None
 
@@ -305,7 +305,7 @@ class ClockClient(threading.Thread):
                 if self._connection is not None:
                     shut(self._connection)
         except Exception as error:  # noqa: BLE001 - the job continues; clocks stay uncertain
-            if not _is_of_ended_store(error):
+            if not is_of_ended_store(error):
                 self._fault("clock exchange", error)
 
     def stop(self, timeout_s: float) -> bool:
@@ -468,7 +468,7 @@ class ClockClient(threading.Thread):
         }
 
 
-def _own_client() -> _Store | None:
+def own_client() -> _Store | None:
     """A client of the job's store for one thread of the tracer."""
     import torch.distributed as dist
 
@@ -505,7 +505,7 @@ def _address_of_first_host(store: Any) -> str:
     return address_of(str(name)) if name else ""
 
 
-def _is_of_ended_store(error: Exception) -> bool:
+def is_of_ended_store(error: Exception) -> bool:
     """Whether the store's server has ended, as in jobs that are over before their ranks meet."""
     import torch.distributed as dist
 

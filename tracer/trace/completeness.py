@@ -45,7 +45,7 @@ def account_for(directory: Location, run: RunInfo) -> None:
         if info.errors:
             run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
     run.status = "partial" if run.notes else "complete"
-    run.notes += _notes_on_recording_in_python(run)
+    run.notes += _notes_on_recording_in_python(run) + _notes_on_windows(run)
     # Nothing is missing because of them, but somebody has tried.
     run.notes += [
         f"rank {info.rank}: {info.refused_connections} connections from outside of the job, which "
@@ -66,6 +66,35 @@ def _notes_on_recording_in_python(run: RunInfo) -> list[str]:
         f"{reason}"
         for reason, ranks in by_reason.items()
     ]
+
+
+def _notes_on_windows(run: RunInfo) -> list[str]:
+    """A note for each set of ranks that recorded the same ranges of steps on demand."""
+    by_windows: dict[str, set[int]] = {}
+    for info in run.ranks:
+        if info.windows:
+            by_windows.setdefault(_windows_text(info), set()).add(info.rank)
+    return [
+        f"rank {listed(sorted(ranks))}: recorded on demand: {text}"
+        for text, ranks in by_windows.items()
+    ]
+
+
+def _windows_text(info: RankInfo) -> str:
+    """The ranges of steps that a rank recorded, and why, if a trigger began them."""
+    texts = []
+    for window in info.windows:
+        first, stop = window["first"], window["stop"]
+        if stop is None:
+            steps = f"from step {first} on"
+        elif stop - first == 1:
+            steps = f"step {first}"
+        else:
+            steps = f"steps {first} to {stop - 1}"
+        if stop is None or stop > first:
+            reason = f"; {window['reason']}" if window.get("reason") else ""
+            texts.append(f"{steps} ({window['level']}{reason})")
+    return ", ".join(texts) or "no step (ddltrace on begins it while the job runs)"
 
 
 def notes_on_lost_events(directory: Location, run: RunInfo) -> list[str]:

@@ -100,6 +100,10 @@ class RankInfo:
         gloo_times: Whether Gloo's threads recorded the times of its messages.
         native_missing: Why the compiled library was not used, so that all was recorded in Python;
             None if it was, or if that is not known.
+        windows: The ranges of steps that were recorded, if recording was switched on or off
+            meanwhile: `first` step, `stop` (the step after the last; None for the end of the
+            job), `level` and, if a trigger began it, `reason`.
+        control: Socket on which the process takes orders to switch; empty if there is none.
         ended_ns: When the process ended, on its clock, if the launcher observed it.
         exit_status: Exit status of the process; 128 + n if signal n killed it.
     """
@@ -135,8 +139,15 @@ class RankInfo:
     cost: dict[str, Any] | None = None
     gloo_times: bool = False
     native_missing: str | None = None
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    control: str = ""
     ended_ns: int | None = None
     exit_status: int | None = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether recording is switched off."""
+        return bool(self.windows) and self.windows[-1]["stop"] is not None
 
     def end(self) -> None:
         """Notes that the process has ended."""
@@ -298,6 +309,9 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
             float(info.cost[key])
     if info.silence is not None:
         _check_silence(info.silence)
+    if not isinstance(info.control, str):
+        raise TypeError("control")
+    _check_windows(info.windows)
     for number in (
         *(info.attempt, info.dropped, info.lost_bytes, info.checksum or 0),
         *(info.counters or 0, info.counters_checksum or 0, info.counters_dropped),
@@ -350,6 +364,15 @@ def _check_run(run: RunInfo) -> None:
         raise TypeError("notes or command")
     if not isinstance(run.labels, dict):
         raise TypeError("labels")
+
+
+def _check_windows(windows: list[dict[str, Any]]) -> None:
+    for window in windows:
+        for step in (window["first"], window["stop"] or 0):
+            if type(step) is not int or not 0 <= step <= _MAX_COUNT:
+                raise ValueError(f"window {window!r:.80}")
+        if not all(isinstance(window.get(key, ""), str) for key in ("level", "reason")):
+            raise TypeError("windows")
 
 
 def _check_silence(silence: Any) -> None:

@@ -39,6 +39,7 @@ def record(directory: Path) -> None:
         directory / f"{counters_name(SEGMENT)}.arrows",
         whole_host=True,
         step=lambda: 5,
+        rests=lambda: False,
         on_fault=lambda _, error: faults.append(error),
         interval_s=0.05,
     )
@@ -98,6 +99,7 @@ def test_a_fork_during_a_slow_sample_is_no_fault(tmp_path: Path, monkeypatch: An
         tmp_path / f"{counters_name(SEGMENT)}.arrows",
         whole_host=False,
         step=step,
+        rests=lambda: False,
         on_fault=lambda _, error: faults.append(error),
     )
     thread.start()

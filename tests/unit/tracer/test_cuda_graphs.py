@@ -12,6 +12,7 @@ from ddltrace.tracer.interpose import operators
 from ddltrace.tracer.interpose.c10d.groups import Group
 from ddltrace.tracer.interpose.cuda_graphs import CudaGraphs, GraphKernels
 from ddltrace.tracer.interpose.operators import OperatorWindow
+from ddltrace.tracer.interpose.patches import Patches
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Message, Recorder
 
@@ -37,7 +38,7 @@ class Graphs:
         self.faults: list[tuple[str, Exception]] = []
         self.recorder = Recorder(1000)
         self.graphs = CudaGraphs(self.recorder, lambda *fault: self.faults.append(fault))
-        self.graphs.patch(Graph)
+        self.graphs.patch(Graph, Patches())
         self.group = Group("0", (0, 1), 0)
 
     def send(self, op: str, size: int, peer: int | None = None) -> None:
@@ -187,13 +188,12 @@ def test_the_window_finds_the_kernels_of_a_graph(
     monkeypatch.setattr(operators, "paired_reading", lambda: {"monotonic_ns": 1000, "unix_ns": 0})
     context: Any = SimpleNamespace(
         recorder=job.recorder,
-        config=SimpleNamespace(op_steps=(0, 1)),
         graphs=job.graphs,
         fault=lambda *fault: job.faults.append(fault),
     )
     results = SimpleNamespace(events=lambda: events)
     profiler = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
-    OperatorWindow(context)._fold(profiler, GraphKernels(list(job.graphs.replays)))
+    OperatorWindow(context, 0, 1)._fold(profiler, GraphKernels(list(job.graphs.replays)))
     assert job.faults == []
     rows = {row["name"]: row for row in job.rows()}
     assert set(rows) == {"cudaGraphLaunch", "gemm_kernel", "all_reduce"}

@@ -20,7 +20,7 @@ its own wait.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.c10d import (
@@ -31,10 +31,15 @@ from ddltrace.tracer.interpose.c10d import (
 )
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
 from ddltrace.tracer.interpose.c10d.observer import Observer
+from ddltrace.tracer.interpose.c10d.python_kernels import PythonKernels
+from ddltrace.tracer.native.layout import CONTROL
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.waits import Waits
     from ddltrace.tracer.interpose.patch_context import PatchContext
+
+
+_OFF: Final = CONTROL["off"]
 
 
 def install(context: PatchContext) -> Waits:
@@ -49,17 +54,23 @@ def install(context: PatchContext) -> Waits:
     import torch
 
     observer = Observer(context)
-    # Never destroyed: it is unsafe to unregister kernels at exit while messages are in flight.
-    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    context.keep_alive(library)
+    kernels = PythonKernels(context, "c10d")
     for name, operator in OPERATORS.items():
         if hasattr(torch.ops.c10d, name):
-            library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
+            kernels.add(name, observer.kernel(name, operator))
     offering = python_launches.install(context, observer)
     python_groups.install(context, observer)
     context.on_close(observer.stop)
+
+    def switch(on: bool) -> None:
+        observer.switch(on)
+        if context.native is not None:
+            context.native.control[_OFF] = not on
+
+    switch(not context.recorder.off)
+    context.on_switch.append(switch)
     os.register_at_fork(after_in_child=quiet(observer.abandon, context.fault))
     functional.install(context, observer, offering)
     custom_communication.install(context, observer)
-    context.graphs.patch(torch.cuda.CUDAGraph)
+    context.graphs.patch(torch.cuda.CUDAGraph, context.patches)
     return observer.waits

@@ -19,6 +19,7 @@ from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.c10d.arguments import first_tensor
 from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
 from ddltrace.tracer.interpose.c10d.groups import Group
+from ddltrace.tracer.interpose.c10d.python_kernels import PythonKernels
 from ddltrace.tracer.interpose.import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class _Calls:
                 owner = getattr(owner, part, None)
             original = getattr(owner, name, None)
             if original is not None:
-                setattr(owner, name, self._around(call, original))
+                self._context.patches.put(owner, name, self._around(call, original))
 
     def _patch_operator(self, call: Call) -> None:
         import torch
@@ -238,9 +239,7 @@ class _Calls:
             with record(args, kwargs):
                 return redispatch(keyset & below, *args, **kwargs)
 
-        library: Any = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-        self._context.keep_alive(library)
-        library.impl(name, kernel, "BackendSelect", with_keyset=True)
+        PythonKernels(self._context, namespace).add(name, kernel)
 
     def _around(self, call: Call, original: Callable[..., Any]) -> Callable[..., Any]:
         record = self._recorder(call, list(inspect.signature(original).parameters))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
+from ddltrace.tracer.interpose.c10d.python_kernels import PythonKernels
 from ddltrace.tracer.record.recorder import Launched, Message
 
 if TYPE_CHECKING:
@@ -72,12 +73,11 @@ def install(context: PatchContext, observer: Observer, offering: Offering | None
     import torch
 
     pending = _Pending(context, observer)
-    library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-    context.keep_alive(library)
+    kernels = PythonKernels(context, "_c10d_functional")
     for name in (*_LAUNCHING, _WAIT):
         if hasattr(torch.ops._c10d_functional, name):
             make = pending.waiting if name == _WAIT else pending.launching
-            library.impl(name, make(name), "BackendSelect", with_keyset=True)
+            kernels.add(name, make(name))
     if offering is None:
         return
     for name, (below, root) in _PLAIN.items():
@@ -85,10 +85,10 @@ def install(context: PatchContext, observer: Observer, offering: Offering | None
         if packet is not None:
             launches = _ByOperator(offering, pending, OPERATORS[below], root)
             for called in (packet, packet.default):
-                called._op = offering.around(called._op, launches)
+                context.patches.put(called, "_op", offering.around(called._op, launches))
     wait = torch.ops._c10d_functional.wait_tensor
     for called in (wait, wait.default):
-        called._op = pending.around_wait(called._op, offering)
+        context.patches.put(called, "_op", pending.around_wait(called._op, offering))
 
 
 class _ByOperator:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
+_ENDED_BY_WAIT = {operator.op for operator in OPERATORS.values() if operator.waited_once}
 
 
 class _Launch(NamedTuple):
@@ -121,24 +122,36 @@ class Observer:
         )
         context.device.tasks += [self._streams.poll, self.waits.works.release_served]
         context.device.when_failed.append(self._streams.lose)
-        self.active = True
+        self.active = not self._recorder.off
+        self._stopped = False
         self._below = context.groups.below
         group_class: Any = dist.ProcessGroup
-        group_class._start_coalescing = self._begins(group_class._start_coalescing)
-        group_class._end_coalescing = self._ends(group_class._end_coalescing)
+        for method, around in (
+            ("_start_coalescing", self._begins),
+            ("_end_coalescing", self._ends),
+        ):
+            context.patches.put(group_class, method, around(getattr(group_class, method)))
 
     def stop(self, timeout_s: float) -> None:
         """Stops recording after the messages launched so far."""
-        self.active = False
+        self.active, self._stopped = False, True
         deadline = time.monotonic() + timeout_s
         self._streams.stop(timeout_s)
         self._reapers.stop(max(0.0, deadline - time.monotonic()))
         if self._known is not None:
             self._known.stop(max(0.0, deadline - time.monotonic()))
 
+    def switch(self, on: bool) -> None:
+        """Switches recording on or off. The ends of messages that the job waits for go unseen."""
+        self.active = on and not self._stopped
+        if not on:
+            for message in list(self._recorder.open.values()):
+                if message.op in _ENDED_BY_WAIT:
+                    self._recorder.release(message)
+
     def abandon(self) -> None:
         """Releases all objects of the job, in a forked child, which has no reapers."""
-        self.active = False
+        self.active, self._stopped = False, True
         self._streams.abandon()
         if self._known is not None:
             self._known.abandon()

@@ -60,7 +60,7 @@ def install(context: PatchContext, observer: Observer) -> None:
             original = vars(group_class).get(method)
             if isinstance(original, FunctionType):
                 wrapper = _around(original, OPERATORS[name], calls, context)
-                setattr(group_class, method, wrapper)
+                context.patches.put(group_class, method, wrapper)
 
     _patch_subclasses(context, dist.ProcessGroup, patch_group)
     _patch_subclasses(context, Work, observer.waits.patch_work)

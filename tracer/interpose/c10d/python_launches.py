@@ -76,7 +76,8 @@ def install(context: PatchContext, observer: Observer) -> Offering | None:
         last_type = getattr(bindings, last, None) if isinstance(last, str) else last
         if hasattr(group_class, method) and last_type is not None:
             launches = _ByMethod(offering, OPERATORS[name], last_type)
-            setattr(group_class, method, offering.around(getattr(group_class, method), launches))
+            replacement = offering.around(getattr(group_class, method), launches)
+            context.patches.put(group_class, method, replacement)
     return offering
 
 

@@ -119,14 +119,17 @@ class Waits:
         self.original_wait = Work.wait
         self.original_is_completed = Work.is_completed
         work_class: Any = Work
-        work_class.wait = self._patched_wait(work_class.wait)
-        work_class.is_completed = self._patched_is_completed(work_class.is_completed)
-        work_class.get_future = self._patched_get_future(work_class.get_future)
         future_class: Any = torch._C.Future
-        future_class.wait = self._patched_future_wait(future_class.wait)
-        future_class.then = self._patched_then(future_class.then)
         bindings: Any = torch._C
-        bindings._collect_all = self._patched_collect_all(bindings._collect_all)
+        for owner, name, patched in (
+            (work_class, "wait", self._patched_wait),
+            (work_class, "is_completed", self._patched_is_completed),
+            (work_class, "get_future", self._patched_get_future),
+            (future_class, "wait", self._patched_future_wait),
+            (future_class, "then", self._patched_then),
+            (bindings, "_collect_all", self._patched_collect_all),
+        ):
+            context.patches.put(owner, name, patched(getattr(owner, name)))
 
     def patch_work(self, work_class: Any) -> None:
         """Records the waits of a handle class that the job defined in Python.
@@ -142,7 +145,8 @@ class Waits:
         for name, patched in patches.items():
             original = vars(work_class).get(name)
             if isinstance(original, FunctionType):
-                setattr(work_class, name, functools.wraps(original)(patched(original)))
+                replacement = functools.wraps(original)(patched(original))
+                self._context.patches.put(work_class, name, replacement)
 
     def is_in_python(self, work: Any) -> bool:
         """Whether the job wrote the class of a handle in Python: the tracer must not call it."""

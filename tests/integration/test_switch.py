@@ -1,0 +1,272 @@
+"""Recording switched on and off in a running job: ``ddltrace on``, ``off`` and ``level``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs import (
+    DDLTRACE,
+    JOBS,
+    Done,
+    at_once,
+    environment,
+    free_port,
+    on_ranks,
+    run,
+    traced,
+)
+from support.sampling import sampled
+
+import ddltrace
+from ddltrace.tracer.trace.run_files import read_sidecars
+from ddltrace.tracer.trace.run_reader import read_run
+
+WAYS = ["ddp", "communication hook", "gradient hooks", "fsdp", "two models", "compiled"]
+WINDOWS = (*range(4, 8), *range(11, 16))
+SWITCHES = ("4", "8", "11", "16")
+OFF_STEPS = 16  # of the 20 of the job, if 4 are recorded
+PATIENCE_S = 90.0
+
+NAMES = ("kind", "op", "name", "bytes", "out_bytes", "dtype", "phase", "tensors", "status")
+
+Contents = dict[tuple[int, int | None], Counter[tuple[str, ...]]]
+
+
+def contents(trace: Path) -> Contents:
+    """What was recorded of each step on each rank, but for times."""
+    found: Contents = defaultdict(Counter)
+    opened = ddltrace.open(trace)
+    for rank in opened.ranks:
+        events = opened.events(rank)
+        names = [name for name in NAMES if name in events.column_names]
+        columns = [events[name].to_pylist() for name in names]
+        for step, *values in zip(events["step"].to_pylist(), *columns, strict=True):
+            found[rank, step][tuple(map(str, values))] += 1
+    return found
+
+
+@pytest.mark.parametrize("way", sampled(WAYS, 3))
+def test_a_switched_job_records_its_windows_as_one_that_is_recorded_throughout(
+    way: str, tmp_path: Path
+) -> None:
+    on_demand, throughout = tmp_path / "on-demand", tmp_path / "throughout"
+    jobs = [
+        on_ranks("switched.py", way),
+        traced(on_demand, on_ranks("switched.py", way, *SWITCHES), "--off"),
+        traced(throughout, on_ranks("switched.py", way)),
+    ]
+    untraced, switched, whole = at_once(
+        *(lambda job=job: run(job, cwd=tmp_path, timeout=280) for job in jobs)
+    )
+    assert (untraced.status, switched.status, whole.status) == (0, 0, 0), switched.stderr
+    losses = [line for line in untraced.stdout.splitlines() if line.startswith("losses")]
+    for done in (switched, whole):
+        assert [line for line in done.stdout.splitlines() if line.startswith("losses")] == losses
+    part, all_of_it = contents(on_demand), contents(throughout)
+    assert {step for _, step in part if step is not None} == set(WINDOWS)
+    for rank in (0, 1):
+        for step in WINDOWS:
+            assert part[rank, step] == all_of_it[rank, step]
+            assert any(row[0] == "message" for row in part[rank, step])
+    info = read_run(on_demand)
+    assert info.status == "complete"
+    assert any("steps 4 to 7 (layer), steps 11 to 15 (layer)" in note for note in info.notes)
+    assert [rank.errors for rank in info.ranks] == [[], []]
+
+
+def test_while_off_no_function_of_the_tracer_runs_for_a_message_or_a_layer(tmp_path: Path) -> None:
+    command = traced(tmp_path / "trace", on_ranks("switched.py", "ddp", "4", "8"), "--off")
+    done = run(command, cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    called = [line for line in done.stdout.splitlines() if line.startswith("called")]
+    assert len(called) == 2
+    for line in called:
+        counts: dict[str, int] = json.loads(line.removeprefix("called "))
+        often = {name for name, count in counts.items() if count >= OFF_STEPS // 2}
+        often.discard("change")  # of one patch; all of them are put in at once
+        assert often == {
+            *("backward", "begin_unrecorded", "_close_updated"),
+            *("before_step", "after_step", "count_update"),
+        }, counts
+
+
+def wait_for(trace: Path, ranks: int, job: subprocess.Popen[str]) -> None:
+    """Waits until all ranks take orders and train."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        folders = [trace, *trace.glob("part-*")]
+        infos = [info for folder in folders for info in read_sidecars(folder, [])]
+        trains = (trace.parent / "trains").exists()
+        if trains and sum(bool(info.control) for info in infos) == ranks:
+            return
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.1)
+    raise AssertionError("the ranks do not take orders")
+
+
+@contextmanager
+def running(tmp_path: Path, *options: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A traced job of two ranks that trains inside the context."""
+    trace, stop = tmp_path / "trace", tmp_path / "stop"
+    command = traced(trace, on_ranks("switched.py", "ddp", "until", str(stop)), *options)
+    job = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(trace, 2, job)
+        yield trace, job
+        stop.touch()
+        _, errors = job.communicate(timeout=PATIENCE_S)
+        assert job.returncode == 0, errors
+    finally:
+        job.kill()
+
+
+def order(*arguments: str, cwd: Path) -> Done:
+    return run([*DDLTRACE, *arguments], cwd=cwd)
+
+
+def answer(*arguments: str, cwd: Path) -> dict[str, Any]:
+    done = order(*arguments, "--json", cwd=cwd)
+    assert done.status == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def steps_of(trace: Path, rank: int) -> list[int]:
+    events = ddltrace.open(trace).events(rank)
+    kinds, steps = events["kind"].to_pylist(), events["step"].to_pylist()
+    return [step for kind, step in zip(kinds, steps, strict=True) if kind == "step"]
+
+
+def test_orders_reach_all_ranks_at_the_same_step(tmp_path: Path) -> None:
+    with running(tmp_path, "--off") as (trace, job):
+        first = answer("on", "trace", "--steps", "5", cwd=tmp_path)
+        assert first == {"step": first["step"], "ranks": [0, 1], "missing": [], "reasons": {}}
+        assert first["step"] > 0
+        time.sleep(1)
+        second = answer("on", str(job.pid), "--level", "comm", cwd=tmp_path)
+        third = answer("level", "trace", "layer", cwd=tmp_path)
+        fourth = answer("off", "trace", cwd=tmp_path)
+        assert first["step"] + 5 <= second["step"] < third["step"] < fourth["step"]
+        one = order("on", "trace", "--ranks", "1,7", "--steps", "2", "--json", cwd=tmp_path)
+        assert one.status == 1
+        partial = json.loads(one.stdout)
+        assert (partial["ranks"], partial["missing"]) == ([1], [7])
+        time.sleep(1)
+    both = [
+        *range(first["step"], first["step"] + 5),
+        *range(second["step"], fourth["step"]),
+    ]
+    assert steps_of(trace, 0) == both
+    assert steps_of(trace, 1) == [*both, partial["step"], partial["step"] + 1]
+    events = ddltrace.open(trace).events(0)
+    layers = {
+        step
+        for kind, step in zip(events["kind"].to_pylist(), events["step"].to_pylist(), strict=True)
+        if kind == "layer"
+    }
+    at_comm = set(range(second["step"], third["step"]))
+    assert layers == set(both) - at_comm
+    assert not list(Path("/tmp").glob(f"ddltrace-{job.pid}-*"))
+
+
+def test_a_job_that_was_never_switched_on_says_so(tmp_path: Path) -> None:
+    with running(tmp_path, "--off") as (trace, _):
+        pass
+    report = order("analyze", "trace", cwd=tmp_path)
+    assert "no step (ddltrace on begins it while the job runs)" in report.stdout + report.stderr
+    assert "Traceback" not in report.stderr
+    assert read_run(trace).status == "complete"
+
+
+def test_strangers_change_nothing(tmp_path: Path) -> None:
+    with running(tmp_path) as (trace, job):
+        path = read_sidecars(trace, [])[0].control
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert os.stat(Path(path).parent).st_mode & 0o777 == 0o700
+        lines = [b"\n", b"{}\n", b"[1]\n", b"{" + b"a" * (2 << 20), b'{"do": "plan"}\n']
+        lines += [b'{"do": "plan", "changes": [[-1, "layer"]]}\n', b'{"do": "order"}\n']
+        lines += [b'{"do": "plan", "changes": [[1, "all"]]}\n', b'{"do": "plan", "changes": []}\n']
+        for line in lines:
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.settimeout(10)
+                stranger.connect(path)
+                try:
+                    stranger.sendall(line)
+                    assert b'"error"' in stranger.recv(4096) or line in lines[:4]
+                except (BrokenPipeError, ConnectionResetError):
+                    assert line in lines[:4]
+        assert job.poll() is None
+        assert answer("off", "trace", cwd=tmp_path)["ranks"] == [0, 1]
+    assert all(info.errors == [] for info in read_run(trace).ranks)
+
+
+def test_what_is_no_job_is_named_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for target in ("nothing", "empty", str(os.getpid()), "99999999"):
+        done = order("on", target, cwd=tmp_path)
+        assert done.status != 0
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_an_order_reaches_the_ranks_of_other_launchers(tmp_path: Path) -> None:
+    stop, port = tmp_path / "stop", free_port()
+    jobs = []
+    for node in range(3):
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=3", f"--node-rank={node}"),
+            *("--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"),
+            *(str(JOBS / "switched.py"), "ddp", "until", str(stop)),
+        ]
+        jobs.append(
+            subprocess.Popen(
+                traced(tmp_path / "trace", command, "--off"),
+                cwd=tmp_path,
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        wait_for(tmp_path / "trace", 3, jobs[0])
+        part = sorted((tmp_path / "trace").glob("part-*"))[2]
+        # The launchers find each other within a second of the first step.
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            done = order("on", str(part), "--steps", "4", "--json", cwd=tmp_path)
+            found = json.loads(done.stdout)
+            if found["ranks"] == [0, 1, 2] or time.monotonic() > deadline:
+                break
+            time.sleep(1)
+        assert found["ranks"] == [0, 1, 2]
+        assert found["missing"] == []
+        time.sleep(2)
+        stop.touch()
+        for job in jobs:
+            _, errors = job.communicate(timeout=PATIENCE_S)
+            assert job.returncode == 0, errors
+    finally:
+        for job in jobs:
+            job.kill()
+    for rank in range(3):
+        assert steps_of(tmp_path / "trace", rank)[-4:] == list(
+            range(found["step"], found["step"] + 4)
+        )

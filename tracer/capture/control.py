@@ -1,0 +1,191 @@
+"""Takes orders to switch this rank's recording, and passes them on to the job's other ranks.
+
+Each rank listens on a local socket in a directory that only its user can enter. Whoever gives an
+order asks one rank; that rank reaches the others of its launcher through their sockets, whose
+places are in the trace, and those of other launchers through `launcher_links.py`. All threads here
+wait in the kernel until somebody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ddltrace.tracer.capture.job_order import Member, Order, carry_out
+from ddltrace.tracer.capture.recording_switch import Change, RecordingSwitch
+from ddltrace.tracer.connections.requests import NAME, ask, is_of_this_user, receive, send
+from ddltrace.tracer.trace.liveness import is_gone
+from ddltrace.tracer.trace.run_files import read_sidecars
+from ddltrace.tracer.trace.run_info import RankInfo
+
+_ANSWER_TIMEOUT_S: Final = 5.0
+_REQUEST_TIMEOUT_S: Final = 3.0
+_MOST_WAITING: Final = 16
+
+Fault = Callable[[str, Exception], None]
+
+
+class Control:
+    """Listens for orders.
+
+    Args:
+        info: This rank; `RankInfo.control` is set.
+        directory: The trace directory.
+        switch: Switches this rank's recording.
+        default_level: The level of an order that names none.
+        fault: Called with errors.
+
+    Attributes:
+        switch: Switches this rank's recording.
+        order_job: Carries out an order on all ranks of the job, not only those of this launcher.
+
+    Raises:
+        OSError: No socket can be created.
+    """
+
+    def __init__(
+        self,
+        info: RankInfo,
+        directory: Path,
+        switch: RecordingSwitch,
+        default_level: str,
+        fault: Fault,
+    ) -> None:
+        self._info = info
+        self._directory = directory
+        self.switch = switch
+        self._default_level = default_level
+        self._fault = fault
+        self._folder = tempfile.mkdtemp(prefix=f"ddltrace-{os.getpid()}-")
+        self._closed = False
+        self.order_job: Callable[[Order], dict[str, Any]] = self.order_own
+        path = os.path.join(self._folder, NAME)
+        try:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(path)
+            os.chmod(path, 0o600)
+            self._listener.listen(_MOST_WAITING)
+        except OSError:
+            self._remove()
+            raise
+        info.control = path
+
+    def start(self) -> None:
+        """Starts to listen."""
+        threading.Thread(target=self._listen, name="ddltrace-control", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._remove()
+        self._info.control = ""
+
+    def close_after_fork(self) -> None:
+        """In a forked child: closes its copy of the socket, which belongs to the parent."""
+        self._closed = True
+        self._listener.close()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            # A thread of its own: a rank that passes an order on is asked itself, too.
+            threading.Thread(
+                target=self._serve, args=(connection,), name="ddltrace-order", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(_REQUEST_TIMEOUT_S)
+                if not is_of_this_user(connection):
+                    return
+                request = receive(connection)
+                if request is not None:
+                    send(connection, self.answer(request))
+        except OSError:
+            pass  # whoever asked has gone
+        except Exception as error:  # noqa: BLE001 - a thread that ends so would print
+            self._fault("control", error)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answers a request; see `job_order.py` for what is asked."""
+        try:
+            match request.get("do"):
+                case "state":
+                    return self._state()
+                case "plan":
+                    return self._plan(request)
+                case "order":
+                    return self.carry_out(Order.from_json(request))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            return {"error": f"not a request: {error!r:.100}"}
+        return {"error": "not a request"}
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "rank": self._info.rank,
+            "world_size": self._info.world_size,
+            "following": self.switch.following,
+            "step_ns": self.switch.step_ns,
+            "level": self.switch.level,
+            "default_level": self._default_level,
+        }
+
+    def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
+        changes = [
+            Change(step, level, request.get("reason") or "") for step, level in request["changes"]
+        ]
+        if not request.get("level_only"):
+            return {"in_time": self.switch.plan(changes)}
+        step, level = changes[0].step, changes[0].level
+        if level is None:
+            raise ValueError("no level")
+        self._default_level = level
+        return {"in_time": self.switch.plan_level(step, level)}
+
+    def carry_out(self, order: Order) -> dict[str, Any]:
+        """Carries out an order on all ranks of the job that can be reached."""
+        return self.order_job(order)
+
+    def order_own(self, order: Order) -> dict[str, Any]:
+        """Carries out an order on the ranks of this launcher."""
+        return carry_out(order, self.members())
+
+    def members(self) -> list[Member]:
+        """The ranks of this launcher that run, this one among them."""
+        newest: dict[int, RankInfo] = {}
+        for info in read_sidecars(self._directory, []):
+            is_here = info.host == platform.node() and info.control and info.pid is not None
+            if is_here and not is_gone(info.pid or 0, info):
+                former = newest.get(info.rank)
+                if former is None or former.attempt <= info.attempt:
+                    newest[info.rank] = info
+        asks = {
+            rank: partial(_ask_other, info.control)
+            for rank, info in newest.items()
+            if rank != self._info.rank
+        }
+        own = Member(self._info.rank, self.answer)
+        return [own, *(Member(rank, send) for rank, send in sorted(asks.items()))]
+
+
+def _ask_other(path: str, request: dict[str, Any]) -> dict[str, Any]:
+    return ask(path, request, _ANSWER_TIMEOUT_S)

@@ -1,0 +1,162 @@
+"""Carries out an order to switch recording on all ranks at the same step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ddltrace.tracer.config import LEVELS
+
+_MOST_AT_ONCE: Final = 32
+_LEAD_NS: Final = 300_000_000
+"""Time until the change: longer than the order takes to all ranks."""
+
+ACTIONS: Final = ("on", "off", "level")
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order for the ranks of a job.
+
+    Attributes:
+        action: One of `ACTIONS`.
+        steps: ``on``: number of steps to record; None for all further ones.
+        level: Level of detail; None for that with which the job was started.
+        ranks: The ranks that it is for; None for all.
+        reason: Why a trigger gives it; empty if a user does.
+    """
+
+    action: str
+    steps: int | None = None
+    level: str | None = None
+    ranks: tuple[int, ...] | None = None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `from_json` reads back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Order:
+        """Reads an order.
+
+        Raises:
+            ValueError: It is none.
+        """
+        action, steps, level = value.get("action"), value.get("steps"), value.get("level")
+        ranks = value.get("ranks")
+        if action not in ACTIONS or not (level is None or level in LEVELS):
+            raise ValueError("not an order")
+        if not (steps is None or (type(steps) is int and steps > 0)):
+            raise ValueError("not a number of steps")
+        if ranks is not None:
+            ranks = tuple(int(rank) for rank in ranks)
+        return Order(str(action), steps, level, ranks, str(value.get("reason") or "")[:200])
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of the job that can be asked.
+
+    Attributes:
+        rank: Its rank.
+        ask: Sends it a request and returns its answer; raises OSError.
+    """
+
+    rank: int
+    ask: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
+    """Lets all members change what they record with the same step.
+
+    Args:
+        order: The order.
+        members: The ranks that can be reached.
+
+    Returns:
+        `step`: the first step of the change; None if no rank changes. `ranks`: the ranks that
+        change. `missing`: those that cannot, and `reasons`: why not, by rank.
+    """
+    reasons: dict[int, str] = {}
+    states = _ask_all(members, {"do": "state"}, reasons)
+    world = max((state["world_size"] for state in states.values()), default=0)
+    wanted = set(range(world)) if order.ranks is None else set(order.ranks)
+    for rank in sorted(wanted - set(states)):
+        reasons.setdefault(rank, "no socket of it was found from here")
+    chosen = {rank: state for rank, state in states.items() if rank in wanted}
+    step = _common_step(list(states.values())) if chosen else None
+    changed: list[int] = []
+    if step is not None:
+        requests = {rank: _request(order, step, state) for rank, state in chosen.items()}
+        asked = [member for member in members if member.rank in chosen]
+        late: dict[int, str] = {}
+        answers = _ask_all(asked, requests, late)
+        for rank, answer in answers.items():
+            if answer["in_time"]:
+                changed.append(rank)
+            else:
+                late[rank] = f"the order came after step {step} had begun: it follows later"
+        reasons |= late
+    missing = sorted(rank for rank in reasons if rank in wanted and rank not in changed)
+    return {
+        "step": step if changed else None,
+        "ranks": sorted(changed),
+        "missing": missing,
+        "reasons": {str(rank): reasons[rank] for rank in missing},
+    }
+
+
+def _request(order: Order, step: int, state: Mapping[str, Any]) -> dict[str, Any]:
+    level = order.level or state["default_level"]
+    changes = [[step, None if order.action == "off" else level]]
+    if order.action == "on" and order.steps is not None:
+        changes.append([step + order.steps, None])
+    return {
+        "do": "plan",
+        "changes": changes,
+        "level_only": order.action == "level",
+        "reason": order.reason,
+    }
+
+
+def _common_step(states: Sequence[Mapping[str, Any]]) -> int:
+    """A step that no rank will have begun when the order reaches it."""
+    durations = [state["step_ns"] for state in states if state["step_ns"]]
+    steps = math.ceil(_LEAD_NS / min(durations)) if durations else 1
+    return int(max(state["following"] for state in states)) + steps
+
+
+def _ask_all(
+    members: Sequence[Member], request: Mapping[Any, Any], reasons: dict[int, str]
+) -> dict[int, dict[str, Any]]:
+    """Asks all members at once.
+
+    Args:
+        members: The members.
+        request: The request, or one for each rank.
+        reasons: Receives why a rank did not answer.
+
+    Returns:
+        The answers, by rank.
+    """
+    answers: dict[int, dict[str, Any]] = {}
+
+    def one(member: Member) -> None:
+        own = request if "do" in request else request[member.rank]
+        try:
+            answer = member.ask(dict(own))
+            if "error" in answer:
+                reasons[member.rank] = str(answer["error"])[:200]
+            else:
+                answers[member.rank] = answer
+        except OSError as error:
+            reasons[member.rank] = f"it does not answer: {error}"
+
+    if members:
+        with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(members))) as pool:
+            list(pool.map(one, members))
+    return answers

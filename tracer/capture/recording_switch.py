@@ -1,0 +1,180 @@
+"""Switches the recording of this rank on and off at the ends of steps."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ddltrace.tracer.config import LEVELS
+from ddltrace.tracer.interpose.operators import open_window
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.interpose.patch_context import PatchContext
+
+_NEVER: Final = sys.maxsize
+_OPERATOR_STEPS: Final = 3
+"""Steps in which operators are recorded, if recording is not switched off before."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What begins with a step.
+
+    Attributes:
+        step: The step.
+        level: The level of detail from then on; None to record nothing.
+        reason: Why, if a trigger began it.
+    """
+
+    step: int
+    level: str | None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if type(self.step) is not int or self.step < 0:
+            raise ValueError(f"step {self.step!r:.40}")
+        if self.level is not None and self.level not in LEVELS:
+            raise ValueError(f"level {self.level!r:.40}")
+        if not isinstance(self.reason, str):
+            raise ValueError("reason")
+
+
+class RecordingSwitch:
+    """Changes what a rank records, on the thread that trains, between two steps.
+
+    Attributes:
+        step_ns: Duration of the last step; None before.
+        level: The current level of detail; None while nothing is recorded.
+        on_step: Called after each step that is not recorded, with its number and duration.
+
+    Args:
+        context: The parts of the recording rank.
+        begin_off: Whether the rank records nothing at first.
+        wake_writer: Asks for a write without waiting for it.
+    """
+
+    def __init__(
+        self, context: PatchContext, *, begin_off: bool, wake_writer: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._wake_writer = wake_writer
+        self._changes: list[Change] = []
+        self._due = _NEVER
+        self._changing = threading.Lock()
+        self._ended_ns = 0
+        self.step_ns: int | None = None
+        self.on_step: Callable[[int, int], None] | None = None
+        self.level: str | None = None if begin_off else context.config.level
+        # First of all: what is called at the end of a step must not see a step of which nothing is
+        # recorded.
+        context.steps.on_update.insert(0, self.after_step)
+        context.steps.on_unrecorded = self.after_step
+        if begin_off:
+            context.patches.are_in = False
+            context.recorder.switch(False, time.monotonic_ns())
+            context.recorder.rests_from_ns = 0
+            context.record.info.windows = [{"first": 0, "stop": 0, "level": context.config.level}]
+        elif self.level == "op":
+            open_window(context, *context.config.op_steps)
+
+    @property
+    def following(self) -> int:
+        """The first step with which a change can still begin."""
+        return self._context.steps.following
+
+    def plan(self, changes: Sequence[Change]) -> bool:
+        """Plans changes, in place of those that are planned for the same or later steps.
+
+        Args:
+            changes: By increasing steps.
+
+        Returns:
+            Whether the first of them is in time; otherwise it begins as soon as possible.
+        """
+        step = changes[0].step
+        with self._changing:
+            self._plan([c for c in self._changes if c.step < step] + list(changes))
+        return self.following <= step
+
+    def plan_level(self, step: int, level: str) -> bool:
+        """Plans another level for all steps from one on that are or will be recorded.
+
+        Args:
+            step: The step.
+            level: The level.
+
+        Returns:
+            As of `plan`.
+        """
+        with self._changing:
+            earlier = [c for c in self._changes if c.step <= step]
+            later = [c for c in self._changes if c.step > step]
+            if (earlier[-1].level if earlier else self.level) is not None:
+                earlier.append(Change(step, level))
+            changed = [Change(c.step, None if c.level is None else level) for c in later]
+            self._plan(earlier + changed)
+        return self.following <= step
+
+    def _plan(self, changes: list[Change]) -> None:
+        self._changes = changes
+        self._due = changes[0].step if changes else _NEVER
+
+    def after_step(self, number: int) -> None:
+        """Makes the changes that are due.
+
+        Args:
+            number: Index of the step that ended.
+        """
+        now = time.monotonic_ns()
+        self.step_ns = now - self._ended_ns if self._ended_ns else None
+        self._ended_ns = now
+        if self.on_step is not None and self.step_ns is not None and self.level is None:
+            self.on_step(number, self.step_ns)
+        if number + 1 < self._due:
+            return
+        with self._changing:
+            due = [change for change in self._changes if change.step <= number + 1]
+            self._plan(self._changes[len(due) :])
+        try:
+            # The end of the former step is the start of this one.
+            self._make(due[-1], number + 1, self._context.steps.updated_ns or now)
+        except Exception as error:  # noqa: BLE001 - the job continues
+            self._context.fault("switch", error)
+
+    def _make(self, change: Change, step: int, now: int) -> None:
+        if change.level == self.level:
+            return
+        recorder = self._context.recorder
+        was_on, self.level = self.level is not None, change.level
+        if was_on:
+            self._context.record.end_window(step)
+        if change.level is None:
+            self._context.steps.record_last()
+            recorder.switch(False, now)
+            self._context.patches.take_out()
+            self._call_all(False)
+            self._wake_writer()
+            return
+        recorder.detailed = change.level != "comm"
+        if change.level == "op":
+            stop = step + _OPERATOR_STEPS
+            stop = min(stop, self._due)
+            open_window(self._context, step, stop)
+        self._context.record.begin_window(step, change.level, change.reason)
+        if not was_on:
+            recorder.switch(True, now)
+            recorder.set_step(step, now)
+            self._call_all(True)
+            self._context.patches.put_in()
+        self._wake_writer()
+
+    def _call_all(self, on: bool) -> None:
+        for call in self._context.on_switch[:]:
+            try:
+                call(on)
+            except Exception as error:  # noqa: BLE001 - the others still have to change
+                self._context.fault("switch", error)
