@@ -45,7 +45,7 @@ from ddltrace.tracer.optional_packages import require_extra
 )
 @communication_kernels_option
 @engine_options
-# `ddltrace run --dashboard` starts the server with it: see tracer/launch/dashboard_server.py.
+# `ddltrace run --dashboard` starts the server with it: see tracer/launch/beside_job.py.
 @click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")
 def dashboard(  # noqa: PLR0917 - click passes one argument for each option
     traces: tuple[str, ...],

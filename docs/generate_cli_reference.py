@@ -28,6 +28,9 @@ Data goes to stdout, progress to stderr. Exit status: 0 good, 1 an error, 2 wron
 VARIABLES = {
     "DDLTRACE_LEVEL": "`--level` of `ddltrace run`; also the level of `ddltrace.tracer.install`",
     "DDLTRACE_OFF": "`1`: as `--off` of `ddltrace run`; also for `ddltrace.tracer.install`",
+    "DDLTRACE_METRICS_TOKEN": "what requests to the endpoint of `--metrics` have to contain; "
+    "needed to listen on other addresses than 127.0.0.1",
+    "DDLTRACE_ALERT": "set for the command of `ddltrace watch --alert-command`: the alert",
     "DDLTRACE_COUNTERS": "`0`: as `--no-counters` of `ddltrace run`",
     "DDLTRACE_OUTPUT": "the trace directory of `ddltrace.tracer.install` if it is given none",
     "DDLTRACE_NATIVE": "`0`: record in Python alone, without the compiled library",

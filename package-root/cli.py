@@ -22,6 +22,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "on": ("ddltrace.tracer.switch_commands", "Record a running job from now on."),
     "off": ("ddltrace.tracer.switch_commands", "Stop recording a running job."),
     "level": ("ddltrace.tracer.switch_commands", "Change the level of detail of a running job."),
+    "watch": ("ddltrace.analyzer.watch_commands", "Serve metrics of a running job, and alert."),
     "attach": ("ddltrace.tracer.switch_commands", "Say how a process can be recorded."),
     "merge": ("ddltrace.tracer.commands", "Merge the traces of one job's launchers."),
     "collect": ("ddltrace.tracer.gather_commands", "Gather the traces of a job's nodes."),

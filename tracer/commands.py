@@ -36,6 +36,8 @@ from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddltrace.tracer.launch.background_upload import BackgroundUpload
     from ddltrace.tracer.launch.launcher import JobResult
     from ddltrace.tracer.trace.trace_parts import Part
@@ -53,6 +55,7 @@ Examples:
   ddltrace run --nccl -- torchrun --nproc-per-node 8 train.py
   ddltrace run --off -o trace -- torchrun --nproc-per-node 2 train.py
   ddltrace run --dashboard -- torchrun --nproc-per-node 2 train.py
+  ddltrace run --metrics :9464 --alert 'wait_share>20% for 50 steps' -- torchrun train.py
   ddltrace run --strategy p3 --steps 100 -- torchrun --nproc-per-node 2 train.py
   sudo ddltrace run --hosts 4 --bandwidth 400mbit -- python train.py
 
@@ -94,7 +97,7 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     "triggers",
     multiple=True,
     metavar="EXPRESSION",
-    help="Record nothing but some steps from time to time: 'step > 2x for 20 steps' (after a step "
+    help="Record nothing but some steps from time to time: 'step>2x for 20 steps' (after a step "
     "that takes more than twice the median) or 'every 1h for 20 steps'; repeat it. Implies --off.",
 )
 @click.option(
@@ -154,6 +157,20 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     "job; messages of the server go to stderr.",
 )
 @click.option(
+    "--metrics",
+    metavar="ADDRESS",
+    help="Serve metrics of this launcher's ranks for Prometheus on :PORT (of 127.0.0.1) or "
+    "HOST:PORT; see the command watch.",
+)
+@click.option(
+    "--alert",
+    "alerts",
+    multiple=True,
+    metavar="EXPRESSION",
+    help="Print a line when a limit is passed, such as 'wait_share>20% for 50 steps', and for "
+    "dead ranks and hangs; repeat it. The help of the command watch lists the quantities.",
+)
+@click.option(
     "--force", is_flag=True, help="Overwrite an existing trace: its files, and no others."
 )
 @click.option(
@@ -191,6 +208,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     steps: int | None,
     slow: tuple[str, ...],
     dashboard: bool,
+    metrics: str | None,
+    alerts: tuple[str, ...],
     force: bool,
     keep_command: bool,
     part: str | None,
@@ -203,15 +222,13 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     The training script is not changed. Every process started by COMMAND that joins a process
     group of torch.distributed records its messages, waits, layers, gradients and steps.
     """
-    from ddltrace.tracer.launch.dashboard_server import dashboard_beside
     from ddltrace.tracer.launch.launcher import keep_owner_access, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
     from ddltrace.tracer.launch.mpi_ranks import torch_variables
     from ddltrace.tracer.nccl.job_rings import check_events, plugin_environment
     from ddltrace.tracer.trace.trace_parts import Part, part_name, part_of_job
 
-    if dashboard:
-        require_extra("dashboard", "ddltrace run --dashboard")
+    watching = _watching(metrics, alerts, dashboard=dashboard)
     window = _step_range(op_steps)
     off = _begins_off(off, triggers, measure_cost)
     of_nccl = plugin_environment(check_events(nccl_events)) if nccl else {}
@@ -247,7 +264,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         _build_native()
         labels = _labels(found, plugin_options)
         recorded = command if keep_command else masked_command(command)
-        with dashboard_beside(whole) if dashboard else contextlib.nullcontext():
+        with _beside(directory, whole, watching, dashboard=dashboard):
             beside = None if upload is None else upload.beside()
             result = run_job(command, config, umask, labels, beside, recorded=recorded)
     except UnwritableError as error:
@@ -273,6 +290,43 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         )
     _report_place(whole, upload, missing)
     return result.exit_status
+
+
+def _watching(metrics: str | None, alerts: tuple[str, ...], *, dashboard: bool) -> list[str]:
+    """The options of the command that watches the job; empty for none.
+
+    Raises:
+        MissingCapabilityError: An extra is missing.
+        UsageError: An option is wrong.
+    """
+    from ddltrace.tracer.alert_expression import parse_address, parse_limit
+
+    if dashboard:
+        require_extra("dashboard", "ddltrace run --dashboard")
+    options = []
+    if metrics is not None:
+        require_extra("metrics", "ddltrace run --metrics")
+        parse_address(metrics)
+        options += ["--metrics", metrics]
+    for text in alerts:
+        parse_limit(text)
+        options += ["--alert", text]
+    return options
+
+
+@contextlib.contextmanager
+def _beside(
+    directory: Path, whole: Path, watching: list[str], *, dashboard: bool
+) -> Iterator[None]:
+    """Runs what a user wants beside the job."""
+    from ddltrace.tracer.launch.beside_job import beside_job
+
+    with contextlib.ExitStack() as stack:
+        if dashboard:
+            stack.enter_context(beside_job("dashboard", str(whole)))
+        if watching:
+            stack.enter_context(beside_job("watch", str(directory), *watching))
+        yield
 
 
 def _begins_off(off: bool, triggers: tuple[str, ...], measure_cost: int) -> bool:

@@ -45,7 +45,7 @@ its ranks on this host. The exit status is 1 if a rank cannot follow.""",
     "--steps",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Record N steps, then switch off again.  [default: until ddltrace off]",
+    help="Record N steps, then switch off again.  [default: until off]",
 )
 @click.option(
     "--level",

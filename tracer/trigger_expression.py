@@ -32,7 +32,7 @@ class Trigger:
 
 
 def parse_trigger(text: str) -> Trigger:
-    """Reads an expression such as ``step > 2x for 20 steps`` or ``every 1h for 50 steps``.
+    """Reads an expression such as ``step>2x for 20 steps`` or ``every 1h for 50 steps``.
 
     Raises:
         UsageError: It is none.
@@ -47,6 +47,6 @@ def parse_trigger(text: str) -> Trigger:
     if steps > 0 and every is not None and int(every[1]) > 0:
         return Trigger(steps, period_s=float(int(every[1]) * _SECONDS[every[2]]))
     raise UsageError(
-        f"{text!r} is not a trigger: write 'step > 2x for 20 steps' (a step takes more than twice "
+        f"{text!r} is not a trigger: write 'step>2x for 20 steps' (a step takes more than twice "
         "the median) or 'every 1h for 20 steps'"
     )

@@ -100,11 +100,15 @@ class LiveRank:
         """The longest message that completed within the window; 0 without any."""
         return max((longest for _, longest, _ in self._window), default=0)
 
+    def batches(self) -> list[pa.RecordBatch]:
+        """The events of the window, as they were read."""
+        return [batch for _, _, batch in self._window]
+
     def window(self) -> Columns:
         """The events of the window, of each message the last row."""
         if not self._window:
             return Columns(EVENTS.empty_table())
-        table = pa.Table.from_batches([batch for _, _, batch in self._window])
+        table = pa.Table.from_batches(self.batches())
         return Columns(drop_superseded(complete(table.unify_dictionaries())))
 
     def _add(self, batch: pa.RecordBatch) -> None:

@@ -6,10 +6,13 @@ import contextlib
 import platform
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import (
@@ -23,13 +26,15 @@ from ddltrace.analyzer.events.rank_activity import Activity, measure_activity
 from ddltrace.analyzer.events.rank_messages import Messages, read_messages, read_waits
 from ddltrace.analyzer.live.counter_tail import CounterTail
 from ddltrace.analyzer.live.live_alerts import ProcessSigns, find_alerts
-from ddltrace.analyzer.live.live_rank import LiveRank
+from ddltrace.analyzer.live.live_rank import LiveRank, complete
 from ddltrace.analyzer.live.live_state import LiveLane, LiveRow, LiveState
 from ddltrace.analyzer.trace.align import RankClock, align
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.launch.rank_ends import RankEnds
 from ddltrace.tracer.timing.clocks import clock_domain
+from ddltrace.tracer.trace.event_file import write_events
 from ddltrace.tracer.trace.liveness import pid_namespace
+from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_files import STREAM_SUFFIX, counters_path, event_path
@@ -83,6 +88,33 @@ class LiveTrace:
                 self._state = self._look()
                 self._checked_s = time.monotonic()
             return self._state
+
+    def processes(self) -> list[RankInfo]:
+        """The newest process of each rank that was seen so far, by rank."""
+        with self._lock:
+            return [rank.info for rank in self._newest_of(self._ranks.values())]
+
+    def save_window(self, directory: Path) -> None:
+        """Writes the events of the last seconds as a complete trace.
+
+        Args:
+            directory: An empty directory.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        infos = []
+        with self._lock:
+            for rank in self._newest_of(self._ranks.values()):
+                info = replace(rank.info, status="complete", counters=None, silence=None)
+                batches = (
+                    batch
+                    for part in rank.batches()
+                    for batch in complete(pa.Table.from_batches([part])).to_batches()
+                )
+                info.events, info.checksum = write_events(directory, info.segment, batches)
+                infos.append(info)
+        write_run(directory, RunInfo(status="complete", ranks=infos))
 
     def close(self) -> None:
         """Closes all files and ends the observation of processes."""
@@ -158,10 +190,14 @@ class LiveTrace:
 
     def _newest(self, run: RunInfo) -> list[LiveRank]:
         """The newest process of each rank, by rank."""
+        segments = {info.segment for info in run.ranks}
+        return self._newest_of(r for s, r in self._ranks.items() if s in segments)
+
+    @staticmethod
+    def _newest_of(ranks: Iterable[LiveRank]) -> list[LiveRank]:
         newest: dict[int, LiveRank] = {}
-        for info in sorted(run.ranks, key=lambda info: (info.attempt, info.pid or 0)):
-            if info.segment in self._ranks:
-                newest[info.rank] = self._ranks[info.segment]
+        for rank in sorted(ranks, key=lambda rank: (rank.info.attempt, rank.info.pid or 0)):
+            newest[rank.info.rank] = rank
         return [newest[rank] for rank in sorted(newest)]
 
     def _align(self, run: RunInfo) -> None:

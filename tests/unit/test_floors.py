@@ -94,6 +94,7 @@ ORDER = {
             "owner_access",
             "plugin_option",
             "output_directory",
+            "alert_expression",
             "trigger_expression",
         ),
         *(
@@ -128,8 +129,8 @@ ORDER = {
         "open_trace",
         "open_trace",
         "open_trace",
-        *("compare", "query", "exporters", "whatif"),
-        *("exchange_commands", "whatif_commands", "commands", "__init__"),
+        *("compare", "query", "exporters", "whatif", "metrics"),
+        *("exchange_commands", "whatif_commands", "watch_commands", "commands", "__init__"),
     ),
     "experiments": (
         *(

@@ -1,4 +1,4 @@
-"""Serves the dashboard beside a job, in a process of its own."""
+"""Runs a command of ddltrace beside a job: the dashboard, or the one that watches the job."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.errors import DdltraceError
 
 _LAST_LOOK_S: Final = 2.5
-"""How long the server stays after the job, so that open pages show how the job ended."""
+"""How long the command stays after the job, so that it shows how the job ended."""
 
 _PATIENCE_S: Final = 5.0
 
 
 @contextlib.contextmanager
-def dashboard_beside(directory: Path) -> Iterator[None]:
-    """Serves the dashboard of a trace directory for the duration of the context.
+def beside_job(*arguments: str) -> Iterator[None]:
+    """Runs a command of ddltrace for the duration of the context.
 
-    The server has a low priority. It prints its address to this process's standard error, and ends
-    when its standard input is closed, so that it does not outlive a launcher that is killed.
+    It prints to this process's standard error, and ends when its standard input is closed, so that
+    it does not outlive a launcher that is killed.
 
     Args:
-        directory: The trace directory; it must exist.
+        arguments: What follows ``ddltrace``; the command has the option ``--beside-job``.
 
     Raises:
-        DdltraceError: The server cannot be started.
+        DdltraceError: It cannot be started.
     """
-    command = [sys.executable, "-m", "ddltrace", "dashboard", str(directory), "--beside-job"]
+    command = [sys.executable, "-m", "ddltrace", *arguments, "--beside-job"]
     try:
         server = subprocess.Popen(
             command,
@@ -41,7 +40,7 @@ def dashboard_beside(directory: Path) -> Iterator[None]:
             start_new_session=True,
         )
     except OSError as error:
-        raise DdltraceError(f"the dashboard cannot be started: {error}") from error
+        raise DdltraceError(f"ddltrace {arguments[0]} cannot be started: {error}") from error
     try:
         yield
         if server.poll() is None:

@@ -1,0 +1,1 @@
+"""Watches a job while it runs: metrics for Prometheus, and alerts."""

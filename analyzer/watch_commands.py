@@ -1,0 +1,137 @@
+"""The command ``watch``: metrics and alerts of a job that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ddltrace.tracer.alert_expression import QUANTITIES, parse_address, parse_limit
+from ddltrace.tracer.errors import TraceError, UsageError
+from ddltrace.tracer.next_command import say
+from ddltrace.tracer.optional_packages import require_extra
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.metrics.alert_rules import AlertRules
+    from ddltrace.analyzer.metrics.prometheus import MetricServer
+    from ddltrace.analyzer.metrics.readings import Readings
+
+_START_S: Final = 60.0
+"""How long the trace may take to appear."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace watch trace --metrics :9464
+  ddltrace watch trace --alert 'wait_share>20% for 50 steps' --alert-command 'mail -s slow me'
+
+\b
+Quantities of alerts, of the steps of the last 15 seconds:
+"""
+    + "\n".join(f"  {name}: {text}" for name, text in QUANTITIES.items())
+)
+@click.argument("directory", type=click.Path(path_type=Path), metavar="TRACE")
+@click.option(
+    "--metrics",
+    metavar="ADDRESS",
+    help="Serve metrics for Prometheus on :PORT (of 127.0.0.1) or HOST:PORT; other hosts than this "
+    "one need the token in DDLTRACE_METRICS_TOKEN.",
+)
+@click.option(
+    "--alert",
+    "alerts",
+    multiple=True,
+    metavar="EXPRESSION",
+    help="Print a line when a limit is passed, such as 'wait_share>20% for 50 steps'; repeat it.",
+)
+@click.option(
+    "--alert-command", metavar="COMMAND", help="Also run this, with the line in DDLTRACE_ALERT."
+)
+@click.option("--alert-webhook", metavar="URL", help="Also send a POST request with JSON.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.5),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks at the trace.",
+)
+@click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")
+def watch(  # noqa: PLR0917 - click passes one argument for each option
+    directory: Path,
+    metrics: str | None,
+    alerts: tuple[str, ...],
+    alert_command: str | None,
+    alert_webhook: str | None,
+    every: float,
+    beside_job: bool,
+) -> int:
+    """Watch a job while it runs: serve metrics, and alert when a limit is passed.
+
+    TRACE is the directory that ddltrace run writes to. Dead ranks and hangs are always told. The
+    command ends with the job.
+    """
+    from ddltrace.analyzer.live.live_trace import LiveTrace
+    from ddltrace.analyzer.metrics.alert_rules import AlertRules
+    from ddltrace.analyzer.metrics.readings import Readings, read
+
+    rules = AlertRules([parse_limit(text) for text in alerts])
+    server = _server(metrics)
+    live, readings = LiveTrace(_existing(directory)), Readings()
+    try:
+        while True:
+            with contextlib.suppress(TraceError):  # it is being written
+                readings = read(live, readings)
+                _tell(rules, readings, alert_command, alert_webhook)
+            if server is not None:
+                server.readings = readings
+            if readings.status != "running" or _job_has_ended(every, beside_job=beside_job):
+                return 0
+    finally:
+        live.close()
+        if server is not None:
+            server.close()
+
+
+def _server(metrics: str | None) -> MetricServer | None:
+    if metrics is None:
+        return None
+    require_extra("metrics", "--metrics")
+    from ddltrace.analyzer.metrics.prometheus import MetricServer
+
+    server = MetricServer(parse_address(metrics))
+    server.start()
+    say(f"metrics: {server.url}")
+    return server
+
+
+def _tell(rules: AlertRules, readings: Readings, command: str | None, webhook: str | None) -> None:
+    from ddltrace.analyzer.metrics.alert_rules import tell
+
+    for alert in rules.check(readings):
+        tell(alert, say=say, command=command, webhook=webhook)
+
+
+def _existing(directory: Path) -> Path:
+    """Waits for the trace, which a launcher may be about to create."""
+    deadline = time.monotonic() + _START_S
+    while not (directory / "run.json").exists() and not list(directory.glob("part-*/run.json")):
+        if not directory.exists() or time.monotonic() > deadline:
+            raise UsageError(f"{directory} is not a trace: give the directory of ddltrace run -o")
+        time.sleep(0.1)
+    return directory
+
+
+def _job_has_ended(seconds: float, *, beside_job: bool) -> bool:
+    """Waits for the next look; true if the launcher, whose pipe is standard input, has ended."""
+    if not beside_job:
+        time.sleep(seconds)
+        return False
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(ready)
