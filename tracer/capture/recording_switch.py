@@ -47,9 +47,7 @@ class RecordingSwitch:
     """Changes what a rank records, on the thread that trains, between two steps.
 
     Attributes:
-        step_ns: Duration of the last step; None before.
         level: The current level of detail; None while nothing is recorded.
-        on_step: Called after each step that is not recorded, with its number and duration.
 
     Args:
         context: The parts of the recording rank.
@@ -63,16 +61,14 @@ class RecordingSwitch:
         self._context = context
         self._wake_writer = wake_writer
         self._changes: list[Change] = []
-        self._due = _NEVER
+        self._steps = context.steps
         self._changing = threading.Lock()
-        self._ended_ns = 0
-        self.step_ns: int | None = None
-        self.on_step: Callable[[int, int], None] | None = None
+        self._on_step: Callable[[int, int], None] | None = None
         self.level: str | None = None if begin_off else context.config.level
         # First of all: what is called at the end of a step must not see a step of which nothing is
         # recorded.
-        context.steps.on_update.insert(0, self.after_step)
-        context.steps.on_unrecorded = self.after_step
+        self._steps.on_update.insert(0, self.after_step)
+        self._steps.on_unrecorded = self.after_step
         if begin_off:
             context.patches.are_in = False
             context.recorder.switch(False, time.monotonic_ns())
@@ -84,7 +80,17 @@ class RecordingSwitch:
     @property
     def following(self) -> int:
         """The first step with which a change can still begin."""
-        return self._context.steps.following
+        return self._steps.following
+
+    @property
+    def step_ns(self) -> int | None:
+        """Duration of the last step; None before its end."""
+        return self._steps.last_ns or None
+
+    def watch(self, on_step: Callable[[int, int], None]) -> None:
+        """Calls a function after each step that is not recorded, with its number and duration."""
+        self._on_step = on_step
+        self._steps.watched = True
 
     def plan(self, changes: Sequence[Change]) -> bool:
         """Plans changes, in place of those that are planned for the same or later steps.
@@ -121,7 +127,7 @@ class RecordingSwitch:
 
     def _plan(self, changes: list[Change]) -> None:
         self._changes = changes
-        self._due = changes[0].step if changes else _NEVER
+        self._steps.due = changes[0].step if changes else _NEVER
 
     def after_step(self, number: int) -> None:
         """Makes the changes that are due.
@@ -129,19 +135,16 @@ class RecordingSwitch:
         Args:
             number: Index of the step that ended.
         """
-        now = time.monotonic_ns()
-        self.step_ns = now - self._ended_ns if self._ended_ns else None
-        self._ended_ns = now
-        if self.on_step is not None and self.step_ns is not None and self.level is None:
-            self.on_step(number, self.step_ns)
-        if number + 1 < self._due:
+        if self._on_step is not None and self.level is None and self._steps.last_ns:
+            self._on_step(number, self._steps.last_ns)
+        if number + 1 < self._steps.due:
             return
         with self._changing:
             due = [change for change in self._changes if change.step <= number + 1]
             self._plan(self._changes[len(due) :])
         try:
             # The end of the former step is the start of this one.
-            self._make(due[-1], number + 1, self._context.steps.updated_ns or now)
+            self._make(due[-1], number + 1, self._steps.updated_ns or time.monotonic_ns())
         except Exception as error:  # noqa: BLE001 - the job continues
             self._context.fault("switch", error)
 
@@ -153,7 +156,7 @@ class RecordingSwitch:
         if was_on:
             self._context.record.end_window(step)
         if change.level is None:
-            self._context.steps.record_last()
+            self._steps.record_last()
             recorder.switch(False, now)
             self._context.patches.take_out()
             self._call_all(False)
@@ -162,7 +165,7 @@ class RecordingSwitch:
         recorder.detailed = change.level != "comm"
         if change.level == "op":
             stop = step + _OPERATOR_STEPS
-            stop = min(stop, self._due)
+            stop = min(stop, self._steps.due)
             open_window(self._context, step, stop)
         self._context.record.begin_window(step, change.level, change.reason)
         if not was_on:

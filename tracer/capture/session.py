@@ -182,7 +182,7 @@ class Session:
         if self.config.triggers and self._record.info.rank == 0:
             parsed = [parse_trigger(text) for text in self.config.triggers]
             triggers = Triggers(parsed, control.carry_out, self.fault)
-            control.switch.on_step = triggers.after_step
+            control.switch.watch(triggers.after_step)
             triggers.start()
             self.context.on_close(triggers.stop)
 

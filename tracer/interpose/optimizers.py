@@ -37,15 +37,13 @@ def install(context: PatchContext) -> None:
 
     observer, recorder, steps = _Observer(context), context.recorder, context.steps
 
-    # While recording is switched off, these two alone see the job, once in a step.
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if recorder.off:
-            return
         try:
             observer.before(optimizer)
         except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("optimizer hook", error)
 
+    # While recording is switched off, this alone sees the job, once in a step.
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             if recorder.off:
@@ -55,9 +53,19 @@ def install(context: PatchContext) -> None:
         except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("optimizer hook", error)
 
-    register_optimizer_step_pre_hook(before_step)
+    before_hooks: list[Any] = []
+
+    def switch(on: bool) -> None:
+        """Called by `after_step`, when no list of hooks before a step is being read."""
+        observer.switch()
+        while before_hooks:
+            before_hooks.pop().remove()
+        if on:
+            before_hooks.append(register_optimizer_step_pre_hook(before_step))
+
+    switch(not recorder.off)
     register_optimizer_step_post_hook(after_step)
-    context.on_switch.append(observer.switch)
+    context.on_switch.append(switch)
 
     def time_distributed(module: Any) -> None:
         optimizer_class = module.DistributedOptimizer
@@ -169,9 +177,8 @@ class _Observer:
         if context.registry.changed:
             context.save_info()
 
-    def switch(self, on: bool) -> None:
+    def switch(self) -> None:
         """Forgets the running optimizers: the ends of outer ones are not seen after a switch."""
-        del on
         self._running.clear()
 
     def _forget_raised(self, running: int) -> None:

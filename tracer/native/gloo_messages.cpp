@@ -41,6 +41,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -69,6 +70,7 @@ constexpr int64_t kOfPython = -2; // Python will number it
 
 Control control;
 Shared collectives[kMaxGroups]; // number of collectives of each group so far
+std::atomic<int64_t> num_groups{0}; // used places of `collectives`
 Slot slots[kRingSize + kNumSlots];
 Message ring[kRingSize];
 
@@ -334,10 +336,82 @@ bool kernel_is_next(Keys keys) {
   return (keys & kPython).highestPriorityTypeId() == c10::DispatchKey::BackendSelect;
 }
 
-// Calls the kernel in Python, or, while nothing is recorded, the backend.
+// The group of which a collective passed the gates, in its place of `collectives`. While the reference
+// exists, no other group can have the same address.
+struct SeenGroup {
+  const void* address = nullptr;
+  std::optional<c10::weak_intrusive_ptr<torch::CustomClassHolder>> reference;
+};
+SeenGroup seen_groups[kMaxGroups];
+std::mutex adding_group;
+
+// The place of a group; -1 if there are too many.
+int64_t place_of(const c10::intrusive_ptr<torch::CustomClassHolder>& group) {
+  for (int64_t i = 0; i < num_groups.load(); ++i) {
+    if (seen_groups[i].address == group.get()) {
+      return i;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(adding_group);
+  const int64_t count = num_groups.load();
+  for (int64_t i = 0; i < count; ++i) {
+    if (seen_groups[i].address == group.get()) {
+      return i;
+    }
+  }
+  if (count == kMaxGroups) {
+    return -1;
+  }
+  seen_groups[count].reference.emplace(group);
+  seen_groups[count].address = group.get();
+  num_groups = count + 1;
+  return count;
+}
+
+// The place of the group of a call: of the first argument that is an object; -1 if there is none.
+int64_t place_of(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    const c10::IValue& value = torch::jit::peek(stack, i, count);
+    if (value.isObject()) {
+      return place_of(value.toObjectRef().getSlot(0).toCapsule());
+    }
+  }
+  return -1;
+}
+
+// The place of the group whose kernel in Python this thread calls; -1 outside of such a call.
+thread_local int64_t gated = -1;
+
+// Calls the kernel in Python, or, while nothing is recorded, the backend. Collectives are counted in
+// both cases, by whoever launches them, so that their numbers agree on all ranks: one rank may be
+// switched on before the last message of a step is launched, and another one after.
+template <bool is_collective>
 void gate(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   const Keys below = keys & kBackend;
-  op.redispatchBoxed(control.off.load() ? below : kInPython | below, stack);
+  const bool off = control.off.load();
+  int64_t place = -1;
+  if (is_collective && !keys.has(c10::DispatchKey::Meta)) {
+    try {
+      place = place_of(op, *stack);
+    } catch (...) {
+    }
+  }
+  if (off) {
+    op.redispatchBoxed(below, stack);
+    if (place >= 0) {
+      ++collectives[place];
+    }
+    return;
+  }
+  struct Restore {
+    const int64_t former = gated;
+    ~Restore() {
+      gated = former;
+    }
+  } restore;
+  gated = place;
+  op.redispatchBoxed(kInPython | below, stack);
 }
 
 // Launches the message of a slot in the ring. If the launch fails, the message is dropped. Returns
@@ -657,11 +731,15 @@ int ddltrace_see_launches() {
 
 // Calls the kernel in Python of an operator only while something is recorded. Returns whether it
 // succeeded; otherwise, that kernel has to be registered at BackendSelect.
-int ddltrace_gate(const char* library, const char* name) {
+int ddltrace_gate(const char* library, const char* name, int64_t is_collective) {
   try {
     auto* gates = new torch::Library(
         torch::Library::IMPL, library, c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-    gates->impl(name, torch::CppFunction::makeFromBoxedFunction<&gate>());
+    if (is_collective != 0) {
+      gates->impl(name, torch::CppFunction::makeFromBoxedFunction<&gate<true>>());
+    } else {
+      gates->impl(name, torch::CppFunction::makeFromBoxedFunction<&gate<false>>());
+    }
     return 1;
   } catch (...) {
     return 0;
@@ -695,6 +773,22 @@ void ddltrace_activate(int64_t place) {
 // Forgets all known messages.
 void ddltrace_forget() {
   num_forgotten = num_known.load();
+}
+
+// The place in `collectives` of the group whose kernel in Python this thread calls; -1 if there is none.
+int64_t ddltrace_gated() {
+  return gated;
+}
+
+// A place in `collectives` for a group that no gate has seen; -1 if there is none.
+int64_t ddltrace_add_counter() {
+  const std::lock_guard<std::mutex> lock(adding_group);
+  const int64_t count = num_groups.load();
+  if (count == kMaxGroups) {
+    return -1;
+  }
+  num_groups = count + 1;
+  return count;
 }
 
 // The next number for a collective that Python records.

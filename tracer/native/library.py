@@ -61,7 +61,9 @@ class NativeLibrary:
             self._offered.restype = ctypes.c_void_p
             self.see_launches = _typed(library.ddltrace_see_launches, ctypes.c_int, 0)
             self._gate = _typed(library.ddltrace_gate, ctypes.c_int, 0)
-            self._gate.argtypes = [ctypes.c_char_p] * 2
+            self._gate.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64]
+            self.gated = _typed(library.ddltrace_gated, ctypes.c_int64, 0)
+            self.add_counter = _typed(library.ddltrace_add_counter, ctypes.c_int64, 0)
             self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int64, 2)
             self.activate = _typed(library.ddltrace_activate, None, 1)
             self.passing = _typed(library.ddltrace_passing, ctypes.c_int64, 0)
@@ -84,17 +86,18 @@ class NativeLibrary:
         self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
         self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
 
-    def gate(self, library: str, operator: str) -> bool:
+    def gate(self, library: str, operator: str, *, is_collective: bool) -> bool:
         """Lets an operator call its kernel in Python only while something is recorded.
 
         Args:
             library: The operator's namespace.
             operator: Its name.
+            is_collective: Whether it launches one collective, which is counted in any case.
 
         Returns:
             Whether this is possible. The kernel is registered at `GATED` before.
         """
-        return bool(self._gate(library.encode(), operator.encode()))
+        return bool(self._gate(library.encode(), operator.encode(), is_collective))
 
     def offered(self) -> memoryview:
         """The memory in which this thread offers its next launch and finds the launch time.

@@ -8,6 +8,7 @@ between two steps is part of neither.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -24,7 +25,11 @@ class Steps:
     Attributes:
         updated_ns: When an optimizer ended the step; None before.
         on_update: Called after each update with the number of its step.
-        on_unrecorded: Called instead while recording is switched off.
+        on_unrecorded: Called instead while recording is switched off, if `due` follows or all steps
+            are `watched`.
+        last_ns: Duration of the last step that has ended; 0 before.
+        due: The step with which recording changes.
+        watched: Whether `on_unrecorded` is called after every step.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -39,6 +44,9 @@ class Steps:
         self._is_recorded = True
         self.on_update: list[Callable[[int], None]] = []
         self.on_unrecorded: Callable[[int], None] = lambda _: None
+        self.last_ns = 0
+        self.due = sys.maxsize
+        self.watched = False
 
     @property
     def number(self) -> int:
@@ -92,12 +100,18 @@ class Steps:
             self._thread = threading.get_ident()
         self._recorder.set_step(self._number + 1, now_ns)
         self._is_recorded &= not self._recorder.paused
+        if self._start_ns is not None:
+            self.last_ns = now_ns - self._start_ns
         for call in self.on_update[:]:
             call(self._number)
 
     def begin_unrecorded(self) -> None:
         """While recording is switched off: a backward pass begins after an update."""
-        self._close_updated()
+        # As `_close_updated`; the job waits for this in every step.
+        self._number += 1
+        self._start_ns, self.updated_ns = self.updated_ns, None
+        self._trained, self._is_recorded = False, True
+        self._steppers.clear()
 
     def count_update(self, optimizer: int, now_ns: int) -> None:
         """While recording is switched off: an optimizer has stepped; see `begin_update`."""
@@ -108,7 +122,9 @@ class Steps:
         self.updated_ns = now_ns
         if self._start_ns is None:
             self._start_ns = now_ns
-        self.on_unrecorded(self._number)
+        self.last_ns = now_ns - self._start_ns
+        if self.watched or self._number + 1 >= self.due:
+            self.on_unrecorded(self._number)
 
     @property
     def following(self) -> int:

@@ -33,6 +33,7 @@ from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
 from ddltrace.tracer.interpose.c10d.observer import Observer
 from ddltrace.tracer.interpose.c10d.python_kernels import PythonKernels
 from ddltrace.tracer.native.layout import CONTROL
+from ddltrace.tracer.trace.schema import P2P_OPS
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.waits import Waits
@@ -57,7 +58,8 @@ def install(context: PatchContext) -> Waits:
     kernels = PythonKernels(context, "c10d")
     for name, operator in OPERATORS.items():
         if hasattr(torch.ops.c10d, name):
-            kernels.add(name, observer.kernel(name, operator))
+            is_collective = operator.op not in P2P_OPS
+            kernels.add(name, observer.kernel(name, operator), is_collective=is_collective)
     offering = python_launches.install(context, observer)
     python_groups.install(context, observer)
     context.on_close(observer.stop)

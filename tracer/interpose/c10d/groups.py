@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from ddltrace.tracer.trace.run_info import GroupInfo
 
 if TYPE_CHECKING:
     import torch
+
+    from ddltrace.tracer.native.library import NativeLibrary
 
 # Gloo and MPI block in `wait` until completion; on other backends it may only order streams.
 _BLOCKING_BACKENDS: Final = frozenset({"gloo", "mpi"})
@@ -40,6 +43,7 @@ class Group:
         sends_nothing: Whether its messages are complete at once.
         collectives: Number of collectives so far, unless another counter is in use.
         next_elsewhere: Counter that replaces `collectives`; None if there is none.
+        counter: Place of a counter in C++ that replaces `collectives`; None if there is none.
         messages: Number of sends and receives so far, by source and destination, then by tag.
     """
 
@@ -50,11 +54,24 @@ class Group:
     sends_nothing: bool = False
     collectives: int = 0
     next_elsewhere: Callable[[], int | None] | None = None
+    counter: int | None = None
     messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
 
     def global_rank(self, rank: int | None) -> int | None:
         """Returns the global rank of a member, if it is known."""
         return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
+
+    def count_in_cpp(self, library: NativeLibrary, counter: int) -> None:
+        """Counts the collectives in C++ from now on, which also counts those of which Python knows
+        nothing.
+
+        Args:
+            library: The native library.
+            counter: Place of the counter.
+        """
+        library.collectives[counter] += self.collectives
+        self.next_elsewhere = functools.partial(library.next_collective, counter)
+        self.counter = counter
 
     def next_collective(self) -> int | None:
         """Returns the number of the next collective; None if its group is not known."""

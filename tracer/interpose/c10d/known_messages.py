@@ -132,7 +132,6 @@ class KnownMessages:
         self._over: deque[_Over] = deque(maxlen=self._size)
         # Numbers of messages in flight that may be in `_over`, by slot.
         self._may_be_over: dict[int, int] = {}
-        self._groups: list[Group] = []
         # Never blocks: a signal handler of the job may have interrupted the holder. Messages that
         # the handler sends are recorded in Python.
         self._adding = threading.Lock()
@@ -304,16 +303,12 @@ class KnownMessages:
 
     def _counter(self, group: Group) -> int | None:
         """Returns the C++ counter of a group's collectives; None if there are too many groups."""
-        for counter, counted in enumerate(self._groups):
-            if counted is group:
-                return counter
-        counter = len(self._groups)
-        if counter == len(self._library.collectives):
-            return None
-        self._library.collectives[counter] = group.collectives
-        group.next_elsewhere = functools.partial(self._library.next_collective, counter)
-        self._groups.append(group)
-        return counter
+        if group.counter is None:
+            counter = self._library.add_counter()
+            if counter < 0:
+                return None
+            group.count_in_cpp(self._library, counter)
+        return group.counter
 
     def passing(self) -> Message | None:
         """The known message that this thread launches while the ring is full."""

@@ -52,6 +52,7 @@ class Descriptions:
     def __init__(self, context: PatchContext) -> None:
         self._recorder = context.recorder
         self._registry = context.registry
+        self._native = context.native
         self._graphs = context.graphs
         self._ddp = context.ddp
         self._below = context.groups.below
@@ -191,13 +192,16 @@ class Descriptions:
         if operator.tag is not None:
             message.tag = args[operator.tag] if len(args) > operator.tag else 0
 
-    @classmethod
     def _number(
-        cls, message: Message, operator: Operator, args: Sequence[Any], group: Group
+        self, message: Message, operator: Operator, args: Sequence[Any], group: Group
     ) -> None:
         """Sets the peer of the message, and its number, which is equal on all its ranks."""
-        cls._set_peer(message, operator, args, group)
+        self._set_peer(message, operator, args, group)
         if operator.op not in P2P_OPS:
+            if group.counter is None and self._native is not None:
+                counter = self._native.gated()
+                if counter >= 0:
+                    group.count_in_cpp(self._native, counter)
             message.seq = group.next_collective()
             return
         # For a receive from any source: when the message has arrived.

@@ -31,15 +31,18 @@ class PythonKernels:
         self._library: Any = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
         context.keep_alive(self._library)
 
-    def add(self, operator: str, kernel: Callable[..., Any]) -> None:
+    def add(
+        self, operator: str, kernel: Callable[..., Any], *, is_collective: bool = False
+    ) -> None:
         """Registers a kernel right above the operator's backends.
 
         Args:
             operator: Name of the operator.
             kernel: Called with the dispatcher's keys and the operator's arguments.
+            is_collective: Whether the operator launches one collective.
         """
         if self._native is not None:
             self._library.impl(operator, kernel, NativeLibrary.GATED, with_keyset=True)
-            if self._native.gate(self._namespace, operator):
+            if self._native.gate(self._namespace, operator, is_collective=is_collective):
                 return
         self._library.impl(operator, kernel, "BackendSelect", with_keyset=True)
