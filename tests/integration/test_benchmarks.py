@@ -50,6 +50,7 @@ TRIALS = {
     "kineto_import": "FOLDER/rank-0.json.gz --events 3000 --runs 1",
     "large_trace": "--gigabytes 0.01 --seconds 2 --folder FOLDER",
     "late_rank": "--jobs 1",
+    "off_instructions": "--steps 3 --without-valgrind",
     "nccl_plugin": "--turns 1 --batches 10",
     "overhead": "--job cnn --mode comm --starts 1 --rounds 1 --seconds 0.2",
     "overhead_parts": "--rounds 2 --steps 1 --only everything",
