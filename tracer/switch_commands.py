@@ -11,13 +11,12 @@ from typing import Any
 import click
 
 from ddltrace.tracer.config import LEVELS
-from ddltrace.tracer.connections.requests import NAME, ask
+from ddltrace.tracer.connections.requests import NAME, PREFIX, ask
 from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.trace.liveness import is_gone
 
 _TIMEOUT_S = 30.0
-_FOLDER = "ddltrace-"
 
 _target = click.argument("target")
 _ranks = click.option(
@@ -101,7 +100,8 @@ def level(target: str, level: str, ranks: str | None, as_json: bool) -> int:
     """
     order = {"action": "level", "level": level, "ranks": _rank_list(ranks)}
     answer = _order(target, order)
-    return _report(answer, f"level {level} from step {answer['step']} on", as_json=as_json)
+    done = f"level {level} from step {answer['step']} on, where and when it is recorded"
+    return _report(answer, done, as_json=as_json)
 
 
 @click.command(
@@ -220,5 +220,5 @@ def _sockets_of_process(pid: int) -> Iterator[str]:
             continue  # it has ended, or belongs to another user
         for connection in connections:
             path = Path(str(connection.laddr))
-            if path.name == NAME and path.parent.name.startswith(f"{_FOLDER}{member.pid}-"):
+            if path.name == NAME and path.parent.name.startswith(f"{PREFIX}{member.pid}-"):
                 yield str(path)

@@ -167,6 +167,7 @@ def steps_of(trace: Path, rank: int) -> list[int]:
 
 def test_orders_reach_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     with running(tmp_path, "--off") as (trace, job):
+        path = read_sidecars(trace, [])[0].control
         first = answer("on", "trace", "--steps", "5", cwd=tmp_path)
         assert first == {"step": first["step"], "ranks": [0, 1], "missing": [], "reasons": {}}
         assert first["step"] > 0
@@ -194,7 +195,13 @@ def test_orders_reach_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     }
     at_comm = set(range(second["step"], third["step"]))
     assert layers == set(both) - at_comm
-    assert not list(Path("/tmp").glob(f"ddltrace-{job.pid}-*"))
+    gradients = [
+        step
+        for kind, step in zip(events["kind"].to_pylist(), events["step"].to_pylist(), strict=True)
+        if kind == "gradient"
+    ]
+    assert set(gradients) == layers  # none of those that became ready while nothing was recorded
+    assert not Path(path).parent.exists()
 
 
 def test_a_job_that_was_never_switched_on_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 import socket
 import tempfile
 import threading
@@ -22,7 +21,15 @@ from typing import Any, Final
 
 from ddltrace.tracer.capture.job_order import Member, Order, carry_out
 from ddltrace.tracer.capture.recording_switch import Change, RecordingSwitch
-from ddltrace.tracer.connections.requests import NAME, ask, is_of_this_user, receive, send
+from ddltrace.tracer.connections.requests import (
+    NAME,
+    PREFIX,
+    ask,
+    is_of_this_user,
+    receive,
+    remove_socket,
+    send,
+)
 from ddltrace.tracer.trace.liveness import is_gone
 from ddltrace.tracer.trace.run_files import read_sidecars
 from ddltrace.tracer.trace.run_info import RankInfo
@@ -30,6 +37,7 @@ from ddltrace.tracer.trace.run_info import RankInfo
 _ANSWER_TIMEOUT_S: Final = 5.0
 _REQUEST_TIMEOUT_S: Final = 3.0
 _MOST_WAITING: Final = 16
+_SHORT_FOLDER: Final = "/tmp"
 
 Fault = Callable[[str, Exception], None]
 
@@ -65,19 +73,9 @@ class Control:
         self.switch = switch
         self._default_level = default_level
         self._fault = fault
-        self._folder = tempfile.mkdtemp(prefix=f"ddltrace-{os.getpid()}-")
         self._closed = False
         self.order_job: Callable[[Order], dict[str, Any]] = self.order_own
-        path = os.path.join(self._folder, NAME)
-        try:
-            self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(path)
-            os.chmod(path, 0o600)
-            self._listener.listen(_MOST_WAITING)
-        except OSError:
-            self._remove()
-            raise
-        info.control = path
+        self._listener, info.control = _listener()
 
     def start(self) -> None:
         """Starts to listen."""
@@ -89,16 +87,13 @@ class Control:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._remove()
+        remove_socket(self._info.control, os.getpid())
         self._info.control = ""
 
     def close_after_fork(self) -> None:
         """In a forked child: closes its copy of the socket, which belongs to the parent."""
         self._closed = True
         self._listener.close()
-
-    def _remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _listen(self) -> None:
         while not self._closed:
@@ -185,6 +180,29 @@ class Control:
         }
         own = Member(self._info.rank, self.answer)
         return [own, *(Member(rank, send) for rank, send in sorted(asks.items()))]
+
+
+def _listener() -> tuple[socket.socket, str]:
+    """A local socket in a directory of its own, and its path.
+
+    Raises:
+        OSError: There is no place for it, or all paths are too long for a socket.
+    """
+    for base in (None, _SHORT_FOLDER):
+        listener = socket.socket(socket.AF_UNIX)
+        path = ""
+        try:
+            path = os.path.join(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base), NAME)
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(_MOST_WAITING)
+        except OSError as error:
+            listener.close()
+            remove_socket(path, os.getpid())
+            failure = error
+        else:
+            return listener, path
+    raise failure
 
 
 def _ask_other(path: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -319,11 +319,9 @@ def _session(config: CaptureConfig) -> Session:
         write_now=writer.write_now,
     )
     switch = RecordingSwitch(context, begin_off=config.off, wake_writer=writer.ask)
-    control = _or_none(
-        "control",
-        lambda: Control(info, config.directory, switch, config.level, record.fault),
-        record.fault,
-    )
+    control = None
+    with contextlib.suppress(OSError):  # nobody can give it orders then, and nothing is lost
+        control = Control(info, config.directory, switch, config.level, record.fault)
     meter = CostMeter(recorder, config.measure_cost) if config.measure_cost else None
     counters = None
     if config.counters:

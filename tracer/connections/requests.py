@@ -14,6 +14,9 @@ from typing import Any, Final
 NAME: Final = "control"
 """File name of a socket, in a directory of its own that only its owner can enter."""
 
+PREFIX: Final = "ddltrace-"
+"""What the name of that directory begins with; the process id follows."""
+
 MOST_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -90,6 +93,21 @@ def is_of_this_user(connection: socket.socket) -> bool:
         return True  # not on Linux: the directory is this user's
     packed = connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(packed)[1] in {os.geteuid(), 0}
+
+
+def remove_socket(path: str, pid: int) -> None:
+    """Removes the socket of a process and its directory, if that is one of this user's.
+
+    Args:
+        path: The socket; empty for none.
+        pid: The process.
+    """
+    with contextlib.suppress(OSError):
+        if path and Path(path).parent.name.startswith(f"{PREFIX}{pid}-"):
+            _check_owner(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            os.rmdir(Path(path).parent)
 
 
 def _check_owner(path: str) -> None:

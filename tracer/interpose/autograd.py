@@ -54,6 +54,8 @@ def install(context: PatchContext) -> None:
 
     after_import("torch.distributed.autograd", quiet(time_distributed, context.fault))
     context.on_switch.append(functools.partial(_switch_hooks, context))
+    if context.recorder.off:
+        _switch_hooks(context, False)
     if context.registry.native is not None:
         _watch_without_python(context, context.registry.native)
 

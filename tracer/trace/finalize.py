@@ -15,6 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from ddltrace.tracer.connections.requests import remove_socket
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.trace.completeness import account_for, listed
 from ddltrace.tracer.trace.counters import COUNTERS
@@ -121,6 +122,9 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
     """
     stream = directory / (info.segment + STREAM_SUFFIX)
     info.end()
+    if info.control and info.pid is not None and is_gone(info.pid, info):
+        remove_socket(info.control, info.pid)  # it was killed
+    info.control = ""
     _finalize_counters(directory, info)
     if not stream.exists():
         if info.checksum is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddltrace.tracer.capture.job_order import Member, Order, carry_out
 from ddltrace.tracer.capture.triggers import Triggers
+from ddltrace.tracer.connections.requests import NAME, PREFIX, ask, remove_socket
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.trigger_expression import Trigger, parse_trigger
 
@@ -152,3 +155,24 @@ def test_a_slow_step_gives_one_order() -> None:
     assert second is None
     triggers.after_step(41, 35_000_000)
     assert triggers._slow_order() is None  # it rests
+
+
+def test_only_the_socket_of_a_process_of_ours_is_asked_or_removed(tmp_path: Path) -> None:
+    folder = tmp_path / f"{PREFIX}77-x"
+    folder.mkdir(mode=0o700)
+    path = folder / NAME
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        remove_socket(str(path), 78)
+        assert path.exists()
+        folder.chmod(0o777)  # others could put a socket of theirs there
+        remove_socket(str(path), 77)
+        assert path.exists()
+        with pytest.raises(PermissionError, match="not a socket of this user"):
+            ask(str(path), {}, 1)
+        folder.chmod(0o700)
+        remove_socket(str(path), 77)
+    assert not folder.exists()
+    with pytest.raises(PermissionError):
+        ask(str(tmp_path / "other" / NAME), {}, 1)
