@@ -142,6 +142,8 @@ class RecordingSwitch:
         with self._changing:
             due = [change for change in self._changes if change.step <= number + 1]
             self._plan(self._changes[len(due) :])
+        if not due:
+            return  # another order came at the same time
         try:
             # The end of the former step is the start of this one.
             self._make(due[-1], number + 1, self._steps.updated_ns or time.monotonic_ns())
@@ -162,17 +164,19 @@ class RecordingSwitch:
             self._call_all(False)
             self._wake_writer()
             return
+        gradients = self._context.registry.native
+        if gradients is not None:
+            gradients.collect()  # those of the former step, at its level
         recorder.detailed = change.level != "comm"
-        if change.level == "op":
-            stop = step + _OPERATOR_STEPS
-            stop = min(stop, self._steps.due)
-            open_window(self._context, step, stop)
         self._context.record.begin_window(step, change.level, change.reason)
         if not was_on:
             recorder.switch(True, now)
             recorder.set_step(step, now)
             self._call_all(True)
             self._context.patches.put_in()
+        if change.level == "op":
+            window = open_window(self._context, step, min(step + _OPERATOR_STEPS, self._steps.due))
+            window.after_step(step - 1)
         self._wake_writer()
 
     def _call_all(self, on: bool) -> None:

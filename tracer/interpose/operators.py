@@ -27,17 +27,21 @@ _COPIES = ("Memcpy", "Memset")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 
 
-def open_window(context: PatchContext, first: int, stop: int) -> None:
+def open_window(context: PatchContext, first: int, stop: int) -> OperatorWindow:
     """Registers a window, which opens when the job's steps reach it.
 
     Args:
         context: The parts of the recording rank.
         first: The first step in it.
         stop: The step after the last.
+
+    Returns:
+        The window.
     """
     window = OperatorWindow(context, first, stop)
     context.steps.on_update.append(window.after_step)
     context.on_close(window.close)
+    return window
 
 
 class OperatorWindow:
