@@ -157,6 +157,7 @@ def running(tmp_path: Path, *options: str) -> Iterator[tuple[Path, subprocess.Po
         _, errors = job.communicate(timeout=PATIENCE_S)
         assert job.returncode == 0, errors
     finally:
+        stop.touch()  # the ranks would outlive their launcher
         job.kill()
 
 
@@ -302,6 +303,7 @@ def test_an_order_reaches_the_ranks_of_other_launchers(tmp_path: Path) -> None:
             _, errors = job.communicate(timeout=PATIENCE_S)
             assert job.returncode == 0, errors
     finally:
+        stop.touch()
         for job in jobs:
             job.kill()
     for rank in range(3):

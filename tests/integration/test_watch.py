@@ -60,6 +60,7 @@ def test_a_job_serves_metrics_and_tells_of_a_passed_limit(tmp_path: Path) -> Non
         stop.touch()
         _, errors = job.communicate(timeout=PATIENCE_S)
     finally:
+        stop.touch()  # the ranks would outlive their launcher
         job.kill()
     assert job.returncode == 0, errors
     assert found["ddltrace_ranks"] == found["ddltrace_recording"] == 2
