@@ -336,34 +336,30 @@ bool kernel_is_next(Keys keys) {
   return (keys & kPython).highestPriorityTypeId() == c10::DispatchKey::BackendSelect;
 }
 
-// The group of which a collective passed the gates, in its place of `collectives`. While the reference
-// exists, no other group can have the same address.
-struct SeenGroup {
-  const void* address = nullptr;
-  std::optional<c10::weak_intrusive_ptr<torch::CustomClassHolder>> reference;
-};
-SeenGroup seen_groups[kMaxGroups];
+// The groups of which a collective passed the gates, in their places of `collectives`. No references: a
+// weak one would keep the group's destructor from running. Python forgets all of them when the job
+// destroys a group, because another one may get its address.
+std::atomic<const void*> seen_groups[kMaxGroups];
 std::mutex adding_group;
 
 // The place of a group; -1 if there are too many.
-int64_t place_of(const c10::intrusive_ptr<torch::CustomClassHolder>& group) {
+int64_t place_of(const void* group) {
   for (int64_t i = 0; i < num_groups.load(); ++i) {
-    if (seen_groups[i].address == group.get()) {
+    if (seen_groups[i].load() == group) {
       return i;
     }
   }
   const std::lock_guard<std::mutex> lock(adding_group);
   const int64_t count = num_groups.load();
   for (int64_t i = 0; i < count; ++i) {
-    if (seen_groups[i].address == group.get()) {
+    if (seen_groups[i].load() == group) {
       return i;
     }
   }
   if (count == kMaxGroups) {
     return -1;
   }
-  seen_groups[count].reference.emplace(group);
-  seen_groups[count].address = group.get();
+  seen_groups[count] = group;
   num_groups = count + 1;
   return count;
 }
@@ -374,7 +370,7 @@ int64_t place_of(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   for (size_t i = 0; i < count; ++i) {
     const c10::IValue& value = torch::jit::peek(stack, i, count);
     if (value.isObject()) {
-      return place_of(value.toObjectRef().getSlot(0).toCapsule());
+      return place_of(value.toObjectRef().getSlot(0).toCapsule().get());
     }
   }
   return -1;
@@ -778,6 +774,13 @@ void ddltrace_forget() {
 // The place in `collectives` of the group whose kernel in Python this thread calls; -1 if there is none.
 int64_t ddltrace_gated() {
   return gated;
+}
+
+// Forgets which group has which place.
+void ddltrace_forget_groups() {
+  for (auto& group : seen_groups) {
+    group = nullptr;
+  }
 }
 
 // A place in `collectives` for a group that no gate has seen; -1 if there is none.

@@ -63,6 +63,7 @@ class NativeLibrary:
             self._gate = _typed(library.ddltrace_gate, ctypes.c_int, 0)
             self._gate.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64]
             self.gated = _typed(library.ddltrace_gated, ctypes.c_int64, 0)
+            self.forget_groups = _typed(library.ddltrace_forget_groups, None, 0)
             self.add_counter = _typed(library.ddltrace_add_counter, ctypes.c_int64, 0)
             self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int64, 2)
             self.activate = _typed(library.ddltrace_activate, None, 1)

@@ -42,6 +42,8 @@ def _followed_by_write(
     def destroy_process_group(*args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         try:
+            if context.native is not None:
+                context.native.forget_groups()
             if not group_exists():
                 context.write_now(_LIMIT_S)
                 context.record.note_flushed()

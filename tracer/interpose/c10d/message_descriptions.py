@@ -53,6 +53,7 @@ class Descriptions:
         self._recorder = context.recorder
         self._registry = context.registry
         self._native = context.native
+        self._counters: set[int] = set()
         self._graphs = context.graphs
         self._ddp = context.ddp
         self._below = context.groups.below
@@ -201,6 +202,9 @@ class Descriptions:
             if group.counter is None and self._native is not None:
                 counter = self._native.gated()
                 if counter >= 0:
+                    if counter in self._counters:  # of a dead group that had the same address
+                        self._native.collectives[counter] = 0
+                    self._counters.add(counter)
                     group.count_in_cpp(self._native, counter)
             message.seq = group.next_collective()
             return
