@@ -56,7 +56,7 @@ def contents(trace: Path) -> Contents:
     return found
 
 
-@pytest.mark.parametrize("way", sampled(WAYS, 3))
+@pytest.mark.parametrize("way", sampled(WAYS, 1))
 def test_a_switched_job_records_its_windows_as_one_that_is_recorded_throughout(
     way: str, tmp_path: Path
 ) -> None:
@@ -265,6 +265,7 @@ def test_what_is_no_job_is_named_in_a_line(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.long
 def test_an_order_reaches_the_ranks_of_other_launchers(tmp_path: Path) -> None:
     stop, port = tmp_path / "stop", free_port()
     jobs = []

@@ -41,6 +41,9 @@ def mean_of(_: object, bucket: Any) -> Any:
     return future.then(lambda done: done.value()[0])
 
 
+mean_of.__annotations__.clear()  # PyTorch accepts none, or its own types, not their names
+
+
 def trainers(way: str) -> list[tuple[Any, torch.optim.Optimizer]]:
     """Models and their optimizers; one of them updates in each step."""
     models: list[Any] = [network()]
