@@ -18,14 +18,14 @@ import pytest
 # Notes the signals that it gets, and ends at a SIGTERM.
 JOB = """
 import os, signal, sys, time
-log = open(sys.argv[1], "a")
-def note(number, frame):
-    print(signal.Signals(number).name, file=log, flush=True)
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def note(number, frame):  # a buffered file raises if a signal comes while it is written
+    os.write(log, signal.Signals(number).name.encode() + b"\\n")
     if number == signal.SIGTERM:
         os._exit(5)
 for name in ("HUP", "INT", "QUIT", "CONT", "TERM", "ALRM", "XCPU", "USR1", "ABRT", "USR2"):
     signal.signal(getattr(signal, "SIG" + name), note)
-print("ready", os.getpid(), file=log, flush=True)
+os.write(log, f"ready {os.getpid()}\\n".encode())
 while True:
     time.sleep(0.005)
 """
