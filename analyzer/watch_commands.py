@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddltrace.tracer.alert_expression import QUANTITIES, parse_address, parse_limit
+from ddltrace.tracer.alert_expression import QUANTITIES, parse_limit
+from ddltrace.tracer.connections.addresses import parse_address
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.next_command import say
 from ddltrace.tracer.optional_packages import require_extra

@@ -74,15 +74,3 @@ def parse_limit(text: str) -> Limit:
         value=float(number) * _UNITS[unit or ""],
         steps=int(steps or 1),
     )
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Reads ``:PORT`` or ``HOST:PORT``; the host is 127.0.0.1 by default.
-
-    Raises:
-        UsageError: It is none.
-    """
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{text!r} is not an address like :9464 or 10.0.0.5:9464")
-    return host.strip("[]") or "127.0.0.1", int(port)

@@ -299,7 +299,8 @@ def _watching(metrics: str | None, alerts: tuple[str, ...], *, dashboard: bool) 
         MissingCapabilityError: An extra is missing.
         UsageError: An option is wrong.
     """
-    from ddltrace.tracer.alert_expression import parse_address, parse_limit
+    from ddltrace.tracer.alert_expression import parse_limit
+    from ddltrace.tracer.connections.addresses import parse_address
 
     if dashboard:
         require_extra("dashboard", "ddltrace run --dashboard")

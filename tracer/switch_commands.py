@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ddltrace.tracer.config import LEVELS
 from ddltrace.tracer.connections.requests import NAME, PREFIX, ask
 from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.next_command import print_next_command
-from ddltrace.tracer.trace.liveness import is_gone
+from ddltrace.tracer.trace.liveness import takes_orders
 
 _TIMEOUT_S = 30.0
 
@@ -199,8 +198,7 @@ def _sockets_of_trace(directory: Path) -> Iterator[str]:
     for folder in (directory, *parts_of(directory)):
         infos = sorted(read_sidecars(folder, []), key=lambda info: (-info.attempt, info.rank))
         for info in infos:
-            is_here = info.host == platform.node() and info.pid is not None
-            if info.control and is_here and not is_gone(info.pid or 0, info):
+            if takes_orders(info):
                 yield info.control
 
 

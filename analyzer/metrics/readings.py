@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -138,15 +138,13 @@ def _measured(facts: Readings, analysis: Analysis) -> Readings:
         worst = analysis.stragglers[0]
         straggler = Straggler(worst.rank, worst.cause or "unknown", worst.lateness_us / 1e6)
         quantities["lateness_seconds"] = straggler.lateness_s
-    return Readings(
-        **{
-            **{name: getattr(facts, name) for name in Readings.__dataclass_fields__},
-            "window_steps": steps,
-            "quantities": quantities,
-            "wait_s": waits,
-            "busbw": _bus_bandwidths(analysis),
-            "straggler": straggler,
-        }
+    return replace(
+        facts,
+        window_steps=steps,
+        quantities=quantities,
+        wait_s=waits,
+        busbw=_bus_bandwidths(analysis),
+        straggler=straggler,
     )
 
 

@@ -20,10 +20,10 @@ from support.jobs import (
     JOBS,
     Done,
     at_once,
-    environment,
     free_port,
     on_ranks,
     run,
+    start,
     traced,
 )
 from support.sampling import sampled
@@ -142,14 +142,7 @@ def running(tmp_path: Path, *options: str) -> Iterator[tuple[Path, subprocess.Po
     """A traced job of two ranks that trains inside the context."""
     trace, stop = tmp_path / "trace", tmp_path / "stop"
     command = traced(trace, on_ranks("switched.py", "ddp", "until", str(stop)), *options)
-    job = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job = start(command, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         wait_for(trace, 2, job)
         yield trace, job
@@ -275,16 +268,8 @@ def test_an_order_reaches_the_ranks_of_other_launchers(tmp_path: Path) -> None:
             *("--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"),
             *(str(JOBS / "switched.py"), "ddp", "until", str(stop)),
         ]
-        jobs.append(
-            subprocess.Popen(
-                traced(tmp_path / "trace", command, "--off"),
-                cwd=tmp_path,
-                env=environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        command = traced(tmp_path / "trace", command, "--off")
+        jobs.append(start(command, cwd=tmp_path, stderr=subprocess.PIPE))
     try:
         wait_for(tmp_path / "trace", 3, jobs[0])
         part = sorted((tmp_path / "trace").glob("part-*"))[2]

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, environment, free_port, on_ranks, run, traced
+from support.jobs import DDLTRACE, free_port, on_ranks, run, start, traced
 
 from ddltrace.analyzer.live.live_state import Alert
 from ddltrace.analyzer.metrics.prometheus import MetricServer
@@ -43,14 +43,7 @@ def test_a_job_serves_metrics_and_tells_of_a_passed_limit(tmp_path: Path) -> Non
         on_ranks("switched.py", "ddp", "until", str(stop)),
         *("--metrics", f":{port}", "--alert", "step_seconds > 1ms for 5 steps"),
     )
-    job = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job = start(command, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         found: dict[str, float] = {}
         deadline = time.monotonic() + PATIENCE_S

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import socket
 import tempfile
 import threading
@@ -30,7 +29,7 @@ from ddltrace.tracer.connections.requests import (
     remove_socket,
     send,
 )
-from ddltrace.tracer.trace.liveness import is_gone
+from ddltrace.tracer.trace.liveness import takes_orders
 from ddltrace.tracer.trace.run_files import read_sidecars
 from ddltrace.tracer.trace.run_info import RankInfo
 
@@ -136,11 +135,9 @@ class Control:
 
     def _state(self) -> dict[str, Any]:
         return {
-            "rank": self._info.rank,
             "world_size": self._info.world_size,
             "following": self.switch.following,
             "step_ns": self.switch.step_ns,
-            "level": self.switch.level,
             "default_level": self._default_level,
         }
 
@@ -168,8 +165,7 @@ class Control:
         """The ranks of this launcher that run, this one among them."""
         newest: dict[int, RankInfo] = {}
         for info in read_sidecars(self._directory, []):
-            is_here = info.host == platform.node() and info.control and info.pid is not None
-            if is_here and not is_gone(info.pid or 0, info):
+            if takes_orders(info):
                 former = newest.get(info.rank)
                 if former is None or former.attempt <= info.attempt:
                     newest[info.rank] = info

@@ -14,7 +14,6 @@ import secrets
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
@@ -23,17 +22,14 @@ from typing import Any, Final
 from ddltrace.tracer.capture.control import Control
 from ddltrace.tracer.capture.job_order import Member, Order, carry_out
 from ddltrace.tracer.connections.addresses import LOOPBACK, host_identity, own_address
+from ddltrace.tracer.connections.job_store import is_of_ended_store, own_client, read_published
 from ddltrace.tracer.connections.proof import SECRET_BYTES, ProvenListener, connect_proven, shut
 from ddltrace.tracer.connections.requests import exchange, receive, send
 from ddltrace.tracer.fault_barrier import quiet
-from ddltrace.tracer.timing.clock_exchange import is_of_ended_store, own_client
 from ddltrace.tracer.trace.run_info import RankInfo
 
 _PURPOSE: Final = "switch"
 _CONNECT_TIMEOUT_S: Final = 20.0
-_PUBLISH_TIMEOUT_S: Final = 60.0
-_FIRST_POLL_S: Final = 0.05
-_LONGEST_POLL_S: Final = 1.0
 _ANSWER_TIMEOUT_S: Final = 10.0
 _ORDER_TIMEOUT_S: Final = 25.0
 
@@ -236,15 +232,10 @@ class Leader:
 
     def _find(self) -> dict[str, Any] | None:
         """Waits until rank 0 has published where it listens; None if it does not."""
-        key, pause = _key(self._info), _FIRST_POLL_S
-        deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
         try:
-            # Polled: PyTorch prints a warning when a `get` times out.
-            while not self._store.check([key]):
-                if self._stopping.wait(pause) or time.monotonic() > deadline:
-                    return None
-                pause = min(1.5 * pause, _LONGEST_POLL_S)
-            record: dict[str, Any] = json.loads(self._store.get(key))
+            record: dict[str, Any] | None = read_published(
+                self._store, _key(self._info), self._stopping.wait
+            )
         except Exception as error:
             if not is_of_ended_store(error):
                 raise

@@ -10,6 +10,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from ddltrace.tracer.errors import UsageError
+
 LOOPBACK: Final = "127.0.0.1"
 
 _SIOCGIFADDR: Final = 0x8915
@@ -68,6 +70,18 @@ def address_of(host: str) -> str:
         OSError: It does not resolve.
     """
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Reads ``:PORT`` or ``HOST:PORT``; the host is 127.0.0.1 by default.
+
+    Raises:
+        UsageError: It is none.
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r} is not an address like :9464 or 10.0.0.5:9464")
+    return host.strip("[]") or LOOPBACK, int(port)
 
 
 def _ipv4_of(probe: socket.socket, name: str) -> str | None:

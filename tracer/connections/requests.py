@@ -17,7 +17,7 @@ NAME: Final = "control"
 PREFIX: Final = "ddltrace-"
 """What the name of that directory begins with; the process id follows."""
 
-MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -71,11 +71,11 @@ def receive(connection: socket.socket) -> dict[str, Any] | None:
     line = bytearray()
     while not line.endswith(b"\n"):
         # The other end waits for an answer, so nothing follows the line.
-        part = connection.recv(min(65536, MOST_BYTES + 1 - len(line)))
+        part = connection.recv(min(65536, _MOST_BYTES + 1 - len(line)))
         if not part:
             return None
         line += part
-        if len(line) > MOST_BYTES:
+        if len(line) > _MOST_BYTES:
             raise ConnectionError("the line is too long")
     try:
         value = json.loads(line)

@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ddltrace.tracer.connections.addresses import (
     LOOPBACK,
@@ -39,6 +39,13 @@ from ddltrace.tracer.connections.addresses import (
     host_identity,
     interface,
     own_address,
+)
+from ddltrace.tracer.connections.job_store import (
+    PUBLISH_TIMEOUT_S,
+    Store,
+    is_of_ended_store,
+    own_client,
+    read_published,
 )
 from ddltrace.tracer.connections.proof import SECRET_BYTES, ProvenListener, connect_proven, shut
 from ddltrace.tracer.errors import DdltraceError
@@ -60,7 +67,6 @@ _EARLY_ROUNDS_S: Final = (1.0, 2.0, 5.0)
 _PERIOD_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 1.0
 _CONNECT_TIMEOUT_S: Final = 20.0
-_PUBLISH_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 _LONGEST_POLL_S: Final = 1.0
 _LINGER_S: Final = 0.3
@@ -70,15 +76,6 @@ _READING_NS: Final = 1_000
 Save = Callable[[], None]
 Fault = Callable[[str, Exception], None]
 Sample = dict[str, int]
-
-
-class _Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def add(self, key: str, amount: int) -> int: ...
 
 
 def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object] | None:
@@ -122,10 +119,10 @@ class ClockServer(threading.Thread):
         fault: Called with errors.
     """
 
-    def __init__(self, info: RankInfo, store: _Store, fault: Fault) -> None:
+    def __init__(self, info: RankInfo, store: Store, fault: Fault) -> None:
         super().__init__(name="ddltrace-clock", daemon=True)
         self._info = info
-        self._store: _Store | None = store
+        self._store: Store | None = store
         self._fault = fault
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._wake, self._waker = socket.socketpair()
@@ -231,7 +228,7 @@ class ClockServer(threading.Thread):
                 self._listeners.append(listener)
                 self._store.set(_key("rank0/elsewhere", self._info), json.dumps(listener.place))
                 self._store = None
-            elif waited_s > _PUBLISH_TIMEOUT_S:
+            elif waited_s > PUBLISH_TIMEOUT_S:
                 self._store = None
         except Exception as error:
             if not is_of_ended_store(error):
@@ -280,10 +277,10 @@ class ClockClient(threading.Thread):
         fault: Called with errors.
     """
 
-    def __init__(self, info: RankInfo, store: _Store, save: Save, fault: Fault) -> None:
+    def __init__(self, info: RankInfo, store: Store, save: Save, fault: Fault) -> None:
         super().__init__(name="ddltrace-clock", daemon=True)
         self._info = info
-        self._store: _Store | None = store
+        self._store: Store | None = store
         self._save = save
         self._fault = fault
         self._samples: list[Sample] = []
@@ -354,13 +351,7 @@ class ClockClient(threading.Thread):
     def _wait_for(self, name: str) -> Any:
         """Waits until rank 0 has published something; None if it does not."""
         assert self._store is not None
-        key = _key(name, self._info)
-        deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
-        # Polled: PyTorch prints a warning when a `get` times out.
-        while not self._store.check([key]):
-            if self._pause(_POLL_S) or time.monotonic() > deadline:
-                return None
-        return json.loads(self._store.get(key))
+        return read_published(self._store, _key(name, self._info), self._pause)
 
     def _is_first(self) -> bool:
         """Whether this is the first rank of its clock, which continues to exchange."""
@@ -468,48 +459,12 @@ class ClockClient(threading.Thread):
         }
 
 
-def own_client() -> _Store | None:
-    """A client of the job's store for one thread of the tracer."""
-    import torch.distributed as dist
-
-    c10d: Any = dist
-    try:
-        store = c10d.distributed_c10d._get_default_store()
-    except (AttributeError, ValueError):
-        return None
-    if store is None:
-        return None  # MPI has no store
-    client: _Store | None = None
-    if hasattr(store, "clone"):
-        try:
-            client = store.clone()
-        except RuntimeError as error:
-            if "pure virtual" not in str(error):
-                raise
-            # A store in Python may not implement it, such as that of the fake backend.
-        return client
-    while isinstance(store, c10d.PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, c10d.TCPStore):
-        client = c10d.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
-    elif isinstance(store, c10d.FileStore):
-        client = c10d.FileStore(store.path)
-    return client
-
-
 def _address_of_first_host(store: Any) -> str:
     """The numeric address at which this host reaches the job's first; empty if it is not known."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     name = os.environ.get("MASTER_ADDR") or getattr(store, "host", None)
     return address_of(str(name)) if name else ""
-
-
-def is_of_ended_store(error: Exception) -> bool:
-    """Whether the store's server has ended, as in jobs that are over before their ranks meet."""
-    import torch.distributed as dist
-
-    return isinstance(error, dist.DistError)
 
 
 def _key(name: str, info: RankInfo) -> str:

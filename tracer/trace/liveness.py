@@ -84,6 +84,13 @@ def is_running(directory: Path, info: RankInfo) -> bool:
     return _was_started_for(directory, info.pid)  # the process id may have been reused
 
 
+def takes_orders(info: RankInfo) -> bool:
+    """Whether the process of a rank runs on this host and has a socket for orders."""
+    if not info.control or info.pid is None or info.host != platform.node():
+        return False
+    return not is_gone(info.pid, info)
+
+
 def processes_of(directory: Path) -> list[int]:
     """The processes of this host that were started to record into a directory and still run."""
     return sorted(

@@ -21,7 +21,8 @@ from ddltrace.analyzer.live.live_state import Alert
 from ddltrace.analyzer.metrics.alert_rules import AlertRules, Raised, tell
 from ddltrace.analyzer.metrics.prometheus import TOKEN_VARIABLE, MetricServer
 from ddltrace.analyzer.metrics.readings import Readings, Straggler, size_class
-from ddltrace.tracer.alert_expression import QUANTITIES, Limit, parse_address, parse_limit
+from ddltrace.tracer.alert_expression import QUANTITIES, Limit, parse_limit
+from ddltrace.tracer.connections.addresses import parse_address
 from ddltrace.tracer.errors import UsageError
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "examples" / "grafana.json"
