@@ -75,8 +75,8 @@ def watch(  # noqa: PLR0917 - click passes one argument for each option
 ) -> int:
     """Watch a job while it runs: serve metrics, and alert when a limit is passed.
 
-    TRACE is the directory that ddltrace run writes to. Dead ranks and hangs are always told. The
-    command ends with the job.
+    TRACE is the directory that ddltrace run writes to. Dead ranks and hangs are always reported.
+    The command ends with the job.
     """
     from ddltrace.analyzer.live.live_trace import LiveTrace
     from ddltrace.analyzer.metrics.alert_rules import AlertRules

@@ -55,7 +55,7 @@ def arm(directory: str | PathLike[str] | None = None, *, level: str = "layer") -
     Args:
         directory: The trace directory, the same for all ranks of a host; created if it is
             missing. By default the value of the environment variable ``DDLTRACE_OUTPUT``.
-        level: ``comm`` or ``layer``: what is recorded if ``ddltrace on`` does not tell.
+        level: ``comm`` or ``layer``: the level of detail if ``ddltrace on`` names none.
 
     Returns:
         Whether the process can be recorded; False if no directory is given.

@@ -23,7 +23,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "off": ("ddltrace.tracer.switch_commands", "Stop recording a running job."),
     "level": ("ddltrace.tracer.switch_commands", "Change the level of detail of a running job."),
     "watch": ("ddltrace.analyzer.watch_commands", "Serve metrics of a running job, and alert."),
-    "attach": ("ddltrace.tracer.switch_commands", "Say how a process can be recorded."),
+    "attach": (
+        "ddltrace.tracer.switch_commands",
+        "Check whether a running process can be recorded.",
+    ),
     "merge": ("ddltrace.tracer.commands", "Merge the traces of one job's launchers."),
     "collect": ("ddltrace.tracer.gather_commands", "Gather the traces of a job's nodes."),
     "upload": ("ddltrace.tracer.gather_commands", "Upload a trace to a store."),

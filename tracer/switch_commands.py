@@ -1,4 +1,4 @@
-"""The commands that switch the recording of a running job: ``on``, ``off`` and ``level``."""
+"""The commands for a job that runs: ``on``, ``off``, ``level`` and ``attach``."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ Example:
 )
 @click.argument("pid", type=click.IntRange(min=1))
 def attach(pid: int) -> int:
-    """Say how a process can be recorded that runs already.
+    """Check whether a running process can be recorded.
 
     A job that was started by ddltrace run, or that has called ddltrace.arm, can be recorded at any
     time: see ddltrace on. Others cannot.
@@ -121,7 +121,7 @@ def attach(pid: int) -> int:
         return 0
     raise UsageError(
         f"process {pid} was started without ddltrace and cannot be recorded: start the job with "
-        "ddltrace run --off -- COMMAND, which costs nothing until ddltrace on"
+        "ddltrace run --off -- COMMAND, which records nothing until ddltrace on"
     )
 
 
