@@ -65,6 +65,7 @@ class StepRange(click.ParamType[range]):
     epilog="""\b
 Examples:
   ddltrace analyze first-trace
+  ddltrace analyze first-trace --full | less
   ddltrace analyze first-trace --json | jq .summary
   ddltrace analyze first-trace --html report.html --steps 10:20
   ddltrace analyze first-trace --format markdown > comment.md
@@ -88,6 +89,11 @@ Examples:
     help="Form of the report; markdown: short, for a comment on a pull request.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Print all tables.  [default: the verdict and what could make the step shorter]",
+)
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -140,6 +146,7 @@ def analyze(
     traces: tuple[Location, ...],
     form: str,
     as_json: bool,
+    full: bool,
     html: Path | None,
     force: bool,
     steps: range | None,
@@ -192,6 +199,7 @@ def analyze(
             steps,
             definitions,
             form=form,
+            full=full,
             html=html,
             fail_on=fail_on,
             strict=strict,
@@ -206,6 +214,7 @@ def _report(
     definitions: str,
     *,
     form: str,
+    full: bool,
     html: Path | None,
     fail_on: tuple[str, ...],
     strict: bool,
@@ -238,15 +247,20 @@ def _report(
 
         click.echo(render_markdown(analysis))
     else:
-        from ddltrace.analyzer.report.text_report import render_report
+        from ddltrace.analyzer.formatting.terminal import has_colors, layout, terminal_width
+        from ddltrace.analyzer.report.text_report import render_first_screen, render_report
 
-        click.echo(render_report(analysis))
+        width, colors = terminal_width(), has_colors()
+        render_text = render_report if full else render_first_screen
+        click.echo(render_text(analysis, width, colors=colors) + "\n")
         if by_ranks is not None:
-            from ddltrace.analyzer.measures.hta_definitions import render_hta
+            from ddltrace.analyzer.measures.hta_definitions import hta_sections
 
-            click.echo("\n" + render_hta(by_ranks))
+            click.echo(layout(hta_sections(by_ranks), width, colors=colors) + "\n")
+        if not full:
+            click.echo("All tables: the same command with --full")
         if opened.ranks:
-            click.echo(f"\nNext: {dashboard_command(traces)}")
+            click.echo(f"Next: {dashboard_command(traces)}")
     if html is not None and analyzed is not None:
         from ddltrace.analyzer.report.html_report import write_html
 
@@ -372,7 +386,9 @@ def compare(
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1, allow_nan=False))
     else:
-        click.echo(render_comparison(comparison))
+        from ddltrace.analyzer.formatting.terminal import has_colors, terminal_width
+
+        click.echo(render_comparison(comparison, terminal_width(), colors=has_colors()))
         click.echo(f"\nNext: ddltrace dashboard {' '.join(map(str, (*sides[0], *sides[1])))}")
     _conclude([check_limit(comparison, limit) for limit in limits], strict)
 

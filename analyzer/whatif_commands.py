@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddltrace.analyzer.formatting.quantities import parse_bandwidth, parse_time
-from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.terminal import (
+    TextTable,
+    has_colors,
+    layout,
+    terminal_width,
+)
 from ddltrace.analyzer.formatting.units import counted, share_text, time_text
 from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.tracer.errors import UsageError
@@ -205,8 +210,7 @@ def _print(asked: WhatIf, answers: Sequence[Answer], *, as_json: bool) -> None:
     if rows:
         heads = ["question", "per step", "90 % interval", "speed-up", "work", "waiting"]
         click.echo("")
-        for line in render(heads, rows):
-            click.echo(line)
+        click.echo(layout([[TextTable(heads, rows)]], terminal_width(), colors=has_colors()))
     for answer in answers:
         if answer.refused is not None:
             click.echo(f"{describe(answer.question)}: not known: {answer.refused}")

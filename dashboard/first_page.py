@@ -31,7 +31,7 @@ _PLOTLY: Final = f"{_SUITES}plotly/package_data/plotly.min.js"
 _CACHED: Final = "private, max-age=31536000, immutable"
 """For the browser: the address of a script changes with its content."""
 
-_MADE_OF: Final = ("ddltrace", "dash", "plotly")
+_MADE_OF: Final = ("ddltrace", "dash", "dash_ag_grid", "plotly")
 """Packages whose modules make the page."""
 
 

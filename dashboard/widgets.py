@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import dash_ag_grid
 from dash import dcc, html
 
 from ddltrace.analyzer.formatting.units import printable
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
 
 _OPEN_NOTES: Final = 4
 _MAX_ASKED: Final = 12
+LONGEST_TABLE: Final = 30
+"""Rows of a table; more are a grid, which draws only the rows that are in view."""
+
+_GRID_ROWS: Final = 14
+_GRID_ROW_PX: Final = 30
+_GRID_HEAD_PX: Final = 34
+_CHARACTER_PX: Final = 8.5
+_CELL_PX: Final = 40
+_NARROWEST_PX: Final = 92
+_WIDEST_PX: Final = 320
+_LOOKED_AT: Final = 500
+"""Rows by whose texts columns get their width."""
 
 
 def card(title: str, *children: Any, hint: str = "", wide: bool = False) -> Component:
@@ -168,8 +181,92 @@ def table(
         className="table",
         tabIndex="0",  # a table that is wider than the page is scrolled with the arrow keys
     )
-    # `assets/save.js` handles the click.
-    save = html.Button(
-        "CSV", className="save-csv", title="Save this table as CSV", **{"aria-label": "Save as CSV"}
+    return html.Div([shown, _save_csv("table")], className="table-box")
+
+
+def _save_csv(what: str) -> Component:
+    """The button that saves the table or grid beside it; `assets/save.js` handles the click."""
+    return html.Button(
+        "CSV",
+        className="save-csv",
+        title=f"Save this {what} as CSV",
+        **{"aria-label": "Save as CSV"},
     )
-    return html.Div([shown, save], className="table-box")
+
+
+class GridColumn(NamedTuple):
+    """A column of a grid.
+
+    Attributes:
+        title: Its heading.
+        unit: The unit of the values, which filters take; empty for texts and plain numbers.
+        is_linked: Whether its cells lead to an address.
+    """
+
+    title: str
+    unit: str = ""
+    is_linked: bool = False
+
+
+def grid(
+    name: str,
+    columns: Sequence[GridColumn],
+    rows: Sequence[Sequence[tuple[float | str | None, str, str | None]]],
+) -> Component:
+    """A table of many rows with sorting and filters, which draws the rows that are in view.
+
+    Args:
+        name: By which the browser finds it.
+        columns: Its columns.
+        rows: The cells of each row: the value by which rows are sorted and filtered, the text that
+            is shown, and the address that it leads to.
+    """
+    texts = [any(isinstance(row[place][0], str) for row in rows) for place in range(len(columns))]
+    defined = [
+        {
+            "field": f"v{place}",
+            "headerName": column.title,
+            "headerTooltip": f"{column.title}; filters take {column.unit}" if column.unit else "",
+            "valueFormatter": {"function": f"params.data.t{place}"},
+            "filter": "agTextColumnFilter" if is_text else "agNumberColumnFilter",
+            "sortingOrder": ["asc", "desc", None] if is_text else ["desc", "asc", None],
+            "minWidth": _width_px([column.title, *(row[place][1] for row in rows[:_LOOKED_AT])]),
+            "flex": 2 if is_text else 1,
+            **({} if is_text else {"type": "rightAligned"}),
+            **({"cellRenderer": "GridLink"} if column.is_linked else {}),
+        }
+        for place, (column, is_text) in enumerate(zip(columns, texts, strict=True))
+    ]
+    data = [
+        {
+            key: part
+            for place, cell in enumerate(row)
+            for key, part in zip((f"v{place}", f"t{place}", f"h{place}"), cell, strict=True)
+            if part is not None
+        }
+        for row in rows
+    ]
+    shown = dash_ag_grid.AgGrid(
+        id=f"grid-{name}",
+        rowData=data,
+        columnDefs=defined,
+        defaultColDef={"resizable": True, "floatingFilter": True, "suppressMovable": True},
+        dashGridOptions={
+            "rowHeight": _GRID_ROW_PX,
+            "headerHeight": _GRID_HEAD_PX,
+            "floatingFiltersHeight": _GRID_HEAD_PX,
+            "tooltipShowDelay": 300,
+            "enableCellTextSelection": True,
+            "ensureDomOrder": True,
+            "animateRows": False,
+        },
+        className="grid",
+        style={"height": f"{2 * _GRID_HEAD_PX + _GRID_ROW_PX * min(len(rows), _GRID_ROWS)}px"},
+    )
+    return html.Div([shown, _save_csv("grid")], className="table-box")
+
+
+def _width_px(texts: Sequence[str]) -> int:
+    """The width that a column needs for its texts, which a very long one does not get."""
+    wanted = round(_CHARACTER_PX * max(map(len, texts)) + _CELL_PX)
+    return max(_NARROWEST_PX, min(wanted, _WIDEST_PX))

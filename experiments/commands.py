@@ -754,9 +754,10 @@ def _conclude(results: Results, directory: Path, *, html: Path | None, as_json: 
 
 
 def _print(results: Results, *, as_json: bool) -> None:
+    from ddltrace.analyzer.formatting.terminal import terminal_width
     from ddltrace.experiments.harness.results_table import render
 
-    click.echo(json.dumps(results.to_json()) if as_json else render(results))
+    click.echo(json.dumps(results.to_json()) if as_json else render(results, terminal_width()))
 
 
 def _check_html(html: Path | None, *, force: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -20,12 +19,12 @@ from ddltrace.analyzer.compare.run_noise import RunNoise, noise_between
 from ddltrace.analyzer.compare.work_difference import (
     OperationChange,
     WorkDifference,
+    changes_section,
     operation_changes,
-    render_changes,
     work_difference,
 )
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
-from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.terminal import Paragraph, Section, TextTable, layout
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
 from ddltrace.analyzer.measures.step_rows import StepRow
 from ddltrace.analyzer.model import Analysis
@@ -178,8 +177,14 @@ def compare_shares(before: Runs, after: Runs) -> tuple[Difference, ...]:
     return _Sides(before, after).shares()
 
 
-def render_comparison(comparison: Comparison, width: int = 100) -> str:
-    """The comparison for a terminal."""
+def render_comparison(comparison: Comparison, width: int = 100, *, colors: bool = False) -> str:
+    """Returns the comparison for a terminal.
+
+    Args:
+        comparison: What was compared.
+        width: Columns that a line may take.
+        colors: Whether to color it.
+    """
     step = comparison.step_us
     head = (
         f"{_names(comparison.before_runs)} -> {_names(comparison.after_runs)}: "
@@ -187,17 +192,18 @@ def render_comparison(comparison: Comparison, width: int = 100) -> str:
     )
     header = ["", "before", "after", "change", f"{comparison.level:.0%} interval", ""]
     times = [step, *comparison.critical_path]
-    lines = [
-        *textwrap.wrap(comparison.work.sentence, width),
-        *textwrap.wrap(head, width, break_long_words=False),
-        *render_changes("Kernels and copies", comparison.kernels, width),
-        *render_changes("Operators and runtime calls", comparison.operators, width),
-        "",
-        "A step, and on its critical path (mean over steady steps)",
-        *render(header, [_cells(row, time_text) for row in times if _some(row)], width),
-        "",
-        "On a rank (mean): overlap ratio, and shares of a step",
-        *render(header, [_cells(row, share_text) for row in comparison.shares], width),
+    sections: list[Section] = [
+        [Paragraph(comparison.work.sentence), Paragraph(head)],
+        changes_section("Kernels and copies", comparison.kernels),
+        changes_section("Operators and runtime calls", comparison.operators),
+        [
+            "A step, and on its critical path (mean over steady steps)",
+            TextTable(header, [_cells(row, time_text) for row in times if _some(row)]),
+        ],
+        [
+            "On a rank (mean): overlap ratio, and shares of a step",
+            TextTable(header, [_cells(row, share_text) for row in comparison.shares]),
+        ],
     ]
     for title, rows in (
         ("Step time by rank", comparison.ranks),
@@ -206,8 +212,8 @@ def render_comparison(comparison: Comparison, width: int = 100) -> str:
         shown = sorted(rows, key=lambda row: -abs(row.change or 0.0))[:_MAX_ROWS]
         if shown:
             cells = [_cells(row, time_text) for row in shown]
-            lines += ["", f"{title} (largest changes)", *render(header, cells, width)]
-    return "\n".join(lines)
+            sections.append([f"{title} (largest changes)", TextTable(header, cells)])
+    return layout(sections, width, colors=colors)
 
 
 def _sentence(comparison: Comparison) -> str:

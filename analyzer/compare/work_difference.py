@@ -16,7 +16,7 @@ from ddltrace.analyzer.compare.input_shapes import (
     shapes_per_run,
 )
 from ddltrace.analyzer.formatting.kernel_names import kernel_text
-from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.terminal import Section, TextTable
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, time_text
 from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
 from ddltrace.analyzer.model import Analysis
@@ -237,8 +237,8 @@ def _input_bytes(side: Analysis) -> float:
     return sum(row.bytes for row in side.copies if "HtoD" in row.direction) / steps
 
 
-def render_changes(title: str, changes: Sequence[OperationChange], width: int) -> list[str]:
-    """The largest changes as a table; nothing if there are none."""
+def changes_section(title: str, changes: Sequence[OperationChange]) -> Section:
+    """The largest changes as a table; empty if there are none."""
     if not changes:
         return []
     cells = [
@@ -257,9 +257,8 @@ def render_changes(title: str, changes: Sequence[OperationChange], width: int) -
     more = len(changes) - _MAX_ROWS
     tail = [f"  {more} more in --json"] if more > 0 else []
     return [
-        "",
         f"{title} (of one step and rank; largest changes)",
-        *render(header, cells, width),
+        TextTable(header, cells, keys=2),
         *tail,
     ]
 

@@ -41,7 +41,7 @@ from ddltrace.analyzer.events.event_columns import (
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
 from ddltrace.analyzer.events.launches import launches_of, named
 from ddltrace.analyzer.events.stream_gaps import HTA_FIRST_LABEL, KERNEL_WAIT_US, stream_gaps
-from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.terminal import Section, TextTable
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable
 from ddltrace.analyzer.joined.executions import device_rows
 from ddltrace.analyzer.measures.device_queues import queues_of
@@ -360,8 +360,8 @@ def _json_values(values: HtaBreakdown | None) -> dict[str, float | None]:
     }
 
 
-def render_hta(ranks: list[HtaRank]) -> str:
-    """The figures as text tables, in HTA's units."""
+def hta_sections(ranks: list[HtaRank]) -> list[Section]:
+    """The figures as tables, in HTA's units."""
     title = f"Ranks by the definitions of HTA 0.5.0 ({AGREEMENT}; all that stands above is by ours)"
     header = ["rank", "overlap %", "idle us", "compute us", "kernel_time us"]
     rows = [
@@ -374,8 +374,8 @@ def render_hta(ranks: list[HtaRank]) -> str:
         if found is not None
     ]
     if not rows:
-        return f"{title}\n  no rank has device work in the window that HTA looks at"
-    shown = ["\n".join([title, *render(header, rows)])]
+        return [[title, "  no rank has device work in the window that HTA looks at"]]
+    shown: list[Section] = [[title, TextTable(header, rows)]]
     tables = hta_tables(ranks)
     for title, header, found in (
         (
@@ -396,8 +396,8 @@ def render_hta(ranks: list[HtaRank]) -> str:
     ):
         if found:
             more = [f"  {len(found) - _MAX_ROWS} more in --json"] if len(found) > _MAX_ROWS else []
-            shown.append("\n".join([title, *render(header, found[:_MAX_ROWS]), *more]))
-    return "\n\n".join(shown)
+            shown.append([title, TextTable(header, found[:_MAX_ROWS], keys=2), *more])
+    return shown
 
 
 def _number(value: Any) -> str:

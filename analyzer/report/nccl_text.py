@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Final
 
-from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.terminal import Section, TextTable
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bandwidth_text,
@@ -24,11 +23,11 @@ from ddltrace.analyzer.measures.nccl import (
 _MAX_ROWS: Final = 8
 
 
-def nccl_lines(nccl: Nccl | None, width: int) -> list[str]:
-    """The lines of the section; none without events of NCCL."""
+def nccl_section(nccl: Nccl | None) -> Section:
+    """The section; empty without events of NCCL."""
     if nccl is None:
         return []
-    lines = [f"NCCL's own events ({nccl.events:,})"]
+    lines: Section = [f"NCCL's own events ({nccl.events:,})"]
     if nccl.collectives:
         header = [
             "collective",
@@ -40,12 +39,12 @@ def nccl_lines(nccl: Nccl | None, width: int) -> list[str]:
             "transfer",
             "alg bw",
         ]
-        lines += render(header, [_collective(row) for row in nccl.collectives[:_MAX_ROWS]], width)
+        lines.append(TextTable(header, [_collective(row) for row in nccl.collectives[:_MAX_ROWS]]))
         lines += _more(len(nccl.collectives))
     if nccl.links:
         header = ["proxy of rank", "steps", "bytes", "bandwidth", "network", "waits: GPU", "peer"]
         links = sorted(nccl.links, key=lambda link: -link.bytes)
-        lines += render(header, [_link(link) for link in links[:_MAX_ROWS]], width)
+        lines.append(TextTable(header, [_link(link) for link in links[:_MAX_ROWS]]))
         lines += _more(len(links))
         inside, between = bytes_text(nccl.inside_host_bytes), bytes_text(nccl.between_hosts_bytes)
         unknown = bytes_text(nccl.unknown_bytes)
@@ -53,8 +52,7 @@ def nccl_lines(nccl: Nccl | None, width: int) -> list[str]:
             f"  sent by proxies: {inside} inside of hosts, {between} between hosts, {unknown} to "
             "ranks without a record"
         )
-    for verdict in nccl_verdicts(nccl):
-        lines += textwrap.wrap(verdict, width, initial_indent="  ", subsequent_indent="    ")
+    lines += [f"  {verdict}" for verdict in nccl_verdicts(nccl)]
     return lines
 
 

@@ -63,7 +63,7 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
         hang = [_standstill(analysis.standstill)]
     if not analysis.trace.ranks:
         return (*failure, *_nothing(analysis.trace))
-    return (*failure, *hang, _where(analysis), _cause(analysis), _advice(analysis))
+    return (*failure, *hang, where_text(analysis), _cause(analysis), _advice(analysis))
 
 
 def _nothing(trace: TraceFacts) -> tuple[str, ...]:
@@ -125,6 +125,35 @@ def dimensions_text(summary: Summary) -> str:
     return (
         f"Means per {over}; exposed is without compute. Rows can share time, as messages of "
         "several dimensions can be in flight at once."
+    )
+
+
+def communication_text(analysis: Analysis) -> str:
+    """Says how much of a step is communication that nothing hides; empty if it is not known."""
+    summary = analysis.summary
+    if summary.exposed_comm_share is None:
+        return ""
+    over = "a step" if summary.steps else "the traced time"
+    text = (
+        f"{ON_A_RANK}, {share_text(summary.exposed_comm_share)} of {over} is exposed communication"
+    )
+    if summary.sync_overhead_share is not None:
+        waiting = share_text(summary.sync_overhead_share)
+        text += f", and {waiting} is waiting for others without computing"
+    if summary.overlap_ratio is not None:
+        hidden = share_text(summary.overlap_ratio)
+        text += f"; compute hides {hidden} of the time in which messages are in flight"
+    return f"{text}."
+
+
+def tensors_text(analysis: Analysis) -> str:
+    """Names the tensor whose message is exposed longest; empty if none is."""
+    row = max(analysis.tensors, key=lambda each: each.exposed_us or 0.0, default=None)
+    if row is None or not row.exposed_us:
+        return ""
+    return (
+        f"{printable(row.name)} is exposed longest: {time_text(row.exposed_us)} of a step "
+        "(median) that compute does not hide."
     )
 
 
@@ -216,7 +245,8 @@ def _standstill(standstill: Standstill) -> str:
     )
 
 
-def _where(analysis: Analysis) -> str:
+def where_text(analysis: Analysis) -> str:
+    """Says where the time of a step goes, along the critical path. Safe to print."""
     summary = analysis.summary
     if not analysis.trace.events:
         return "The trace holds no events."

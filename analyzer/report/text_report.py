@@ -1,35 +1,36 @@
-"""The report of an analysis for a terminal, at most 100 columns wide, most important parts first.
+"""The report of an analysis for a terminal, most important parts first.
 
 This module renders an `Analysis` and reads no files.
 """
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any, Final
 
 from ddltrace.analyzer.findings.advice import path_shares
 from ddltrace.analyzer.formatting.kernel_names import kernel_text
-from ddltrace.analyzer.formatting.text_table import render, shorten
+from ddltrace.analyzer.formatting.terminal import Paragraph, Section, TextTable, layout
+from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bandwidth_text,
     bytes_text,
     counted,
     printable,
-    printable_words,
     share_text,
     time_text,
 )
 from ddltrace.analyzer.measures.device_queues import DEVICE_QUEUES
+from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.measure import Measure
 from ddltrace.analyzer.measures.operation_rows import KERNELS, OPERATORS
 from ddltrace.analyzer.measures.rank_measures import RankRow
 from ddltrace.analyzer.measures.root_causes import RootCause
 from ddltrace.analyzer.measures.stragglers import StragglerRow
 from ddltrace.analyzer.measures.summary import Summary
+from ddltrace.analyzer.measures.trace_facts import TraceFacts
 from ddltrace.analyzer.model import MEASURES, Analysis
-from ddltrace.analyzer.report.nccl_text import nccl_lines
+from ddltrace.analyzer.report.nccl_text import nccl_section
 from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
     ON_A_RANK,
@@ -41,7 +42,6 @@ from ddltrace.analyzer.report.sentences import (
     sentences,
 )
 
-WIDTH: Final = 100
 _BAR: Final = 40
 _MAX_NOTES: Final = 8
 _MAX_RANKS: Final = 16
@@ -53,12 +53,36 @@ _CAUSE_NAME: Final = 20
 _GROUPS: Final = 36
 _LEAST_CAUSE: Final = 0.01
 
+MOST_LINES: Final = 20
+"""Of the first screen, with the command that comes next."""
+
+_LAST_LINES: Final = 3
+"""An empty line, the command that shows all, and the command that comes next."""
+
+_CAUSES: Final = 3
+_PARTS: Final = {
+    "communication": "transfer of messages",
+    "compute": "compute",
+    "copy": "device copies",
+    "data": "data loading",
+    "host": "host code",
+    "straggler": "waiting for others",
+    "update": "the optimizer's update",
+}
+"""Kinds of findings -> what they would shorten; others are named as they are."""
+
 _PLACED: Final = (KERNELS, OPERATORS, DEVICE_QUEUES)
 """Measures whose tables have a place; those of others stand before the findings."""
 
 
-def render_report(analysis: Analysis) -> str:
-    """Returns the whole report, in lines of at most `WIDTH` columns."""
+def render_report(analysis: Analysis, width: int = 100, *, colors: bool = False) -> str:
+    """Returns the whole report.
+
+    Args:
+        analysis: The measured trace.
+        width: Columns that a line may take.
+        colors: Whether to color it.
+    """
     sections = [
         _sentences(analysis),
         _head(analysis),
@@ -83,64 +107,111 @@ def render_report(analysis: Analysis) -> str:
         _table(analysis, DEVICE_QUEUES),
         _device_steps(analysis),
         *(_table(analysis, each) for each in MEASURES.values() if each not in _PLACED),
-        nccl_lines(analysis.nccl, WIDTH),
+        nccl_section(analysis.nccl),
         _findings(analysis),
         _clock(analysis),
     ]
-    return "\n\n".join("\n".join(section) for section in sections if section)
+    return layout(sections, width, colors=colors)
 
 
-def _sentences(analysis: Analysis) -> list[str]:
-    lines = []
-    for sentence in sentences(analysis):
-        lines += textwrap.wrap(sentence, WIDTH, break_long_words=True, break_on_hyphens=False)
-    return lines
+def render_first_screen(analysis: Analysis, width: int, *, colors: bool = False) -> str:
+    """Returns what a reader needs first: the verdict, and the three changes that save most.
+
+    The verdict is always whole; of the changes, as many are shown as fit. With the line of the next
+    command it takes 20 lines in a terminal of 80 columns, unless the verdict alone takes more.
+
+    Args:
+        analysis: The measured trace.
+        width: Columns that a line may take.
+        colors: Whether to color it.
+    """
+    top: Section = [Paragraph(_job(analysis.trace), "  ", bold=True)]
+    notes = notes_of(analysis)
+    if notes:
+        more = f" ({counted(len(notes) - 1, 'more note')})" if len(notes) > 1 else ""
+        top.append(Paragraph(f"! {notes[0]}{more}", "  ", "yellow", most_lines=2))
+    said = sentences(analysis)  # the last one proposes a change, of which more follow
+    top += [Paragraph(each) for each in (said[:-1] if analysis.findings else said)]
+    findings = analysis.findings[:_CAUSES]
+    for count in range(len(findings), 0, -1):
+        for with_evidence in (True, False):
+            changes = [
+                _change(number, finding, with_evidence=with_evidence)
+                for number, finding in enumerate(findings[:count], start=1)
+            ]
+            title = "What could make the step shorter"
+            text = layout([top, [title, *changes]], width, colors=colors)
+            if text.count("\n") < MOST_LINES - _LAST_LINES:
+                return text
+    return layout([top], width, colors=colors)
 
 
-def _head(analysis: Analysis) -> list[str]:
-    trace, summary = analysis.trace, analysis.summary
+def _change(number: int, finding: Finding, *, with_evidence: bool) -> Paragraph:
+    """A finding in few words, without what it is based on where that takes too much room."""
+    saves = f", at most {time_text(finding.saves_us)} a step" if finding.has_saving else ""
+    unsure = " (unsure)" if finding.unsure else ""
+    said = f"{printable(finding.advice)}."
+    if with_evidence or not finding.has_saving:
+        said = f"{printable(finding.evidence)}. Try: {said}"
+    return Paragraph(
+        f"{number}. {_PARTS.get(finding.kind, finding.kind)}{saves}{unsure}: {said}", "   "
+    )
+
+
+def _sentences(analysis: Analysis) -> Section:
+    return [Paragraph(sentence) for sentence in sentences(analysis)]
+
+
+def _job(trace: TraceFacts) -> str:
+    """What was recorded: ``run: 4 ranks on 2 hosts, 40 steps, 6,628 events, complete``."""
     hosts = f"{len(trace.hosts)} host{'' if len(trace.hosts) == 1 else 's'}"
     ranks = f"{len(trace.ranks)} of {trace.world_size} ranks"
     if len(trace.ranks) == trace.world_size:
         ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
-    lines = [
+    return (
         f"{trace.name}: {ranks} on {hosts}, {counted(trace.steps, 'step')}, "
         f"{trace.events:,} events, {state_text(trace)}"
-    ]
+    )
+
+
+def _head(analysis: Analysis) -> Section:
+    summary = analysis.summary
+    lines = [_job(analysis.trace)]
     if summary.steps:
         left = f", {summary.warmup_steps} left out" if summary.warmup_steps else ""
         lines.append(f"Summary over {counted(summary.steps, 'step')}{left} ({summary.rule}).")
-    return [line for text in lines for line in _wrapped(text)]
+    return [*map(Paragraph, lines)]
 
 
-def _notes(analysis: Analysis) -> list[str]:
+def _notes(analysis: Analysis) -> Section:
     notes = notes_of(analysis)
-    lines = [line for note in notes[:_MAX_NOTES] for line in _wrapped(f"! {note}", indent="  ")]
+    lines: Section = [Paragraph(f"! {note}", "  ", "yellow") for note in notes[:_MAX_NOTES]]
     if len(notes) > _MAX_NOTES:
         lines.append(f"! {len(notes) - _MAX_NOTES} more notes in --json")
     return lines
 
 
-def _hangs(analysis: Analysis) -> list[str]:
+def _hangs(analysis: Analysis) -> Section:
     """Lists all hangs, if there are more than the first sentence contains."""
     if len(analysis.hangs) < 2:
         return []
-    lines = ["What hangs, causes before what waits behind them"]
+    lines: Section = ["What hangs, causes before what waits behind them"]
     for hang in analysis.hangs[:_MAX_ROWS]:
-        lines += _wrapped(f"  {hang_text(hang)}", indent="    ")
+        lines += [Paragraph(f"  {hang_text(hang)}", indent="    ")]
     return lines + _more(len(analysis.hangs), _MAX_ROWS)
 
 
-def _path(analysis: Analysis) -> list[str]:
+def _path(analysis: Analysis) -> Section:
     shares = path_shares(analysis)
     if not shares:
         return []
     mean = analysis.summary.step_us.mean or 0.0
-    lines = ["On the critical path of a step (mean; the parts sum to the step)"]
+    lines: Section = ["On the critical path of a step (mean; the parts sum to the step)"]
     for name, share in shares.items():
         if share:
             bar = "#" * max(1, round(share * _BAR))
             lines.append(f"  {name:<9} {time_text(share * mean):>10} {share_text(share):>8}  {bar}")
+    header = ["largest parts", "what", "rank", "a step", "share", "saves alone"]
     parts = [part for part in analysis.critical_path if part.name is not None][:_MAX_ROWS]
     rows = [
         [
@@ -153,28 +224,31 @@ def _path(analysis: Analysis) -> list[str]:
         ]
         for part in parts
     ]
-    return lines + render(
-        ["largest parts", "what", "rank", "a step", "share", "saves alone"], rows, WIDTH
-    )
+    return [
+        *lines,
+        TextTable(header, rows, keys=3),
+    ]
 
 
-def _slow_steps(analysis: Analysis) -> list[str]:
+def _slow_steps(analysis: Analysis) -> Section:
     slow = analysis.slow_steps
     if not slow.steps:
         return []
-    lines = _wrapped(
-        f"Slow steps: {len(slow.steps)} of {analysis.summary.steps} took longer than "
-        f"{time_text(slow.limit_us)} (median {time_text(slow.median_us)})"
-    )
+    lines: Section = [
+        Paragraph(
+            f"Slow steps: {len(slow.steps)} of {analysis.summary.steps} took longer than "
+            f"{time_text(slow.limit_us)} (median {time_text(slow.median_us)})"
+        )
+    ]
     cells = [
         [str(row.step), time_text(row.wall_us), time_text(row.longer_us), extra_text(row)]
         for row in slow.steps[:_MAX_SLOW]
     ]
-    lines += render(["step", "took", "longer by", "most of it"], cells, WIDTH)
+    lines += [TextTable(["step", "took", "longer by", "most of it"], cells)]
     return lines + _more(len(slow.steps), _MAX_SLOW)
 
 
-def _ranks(analysis: Analysis) -> list[str]:
+def _ranks(analysis: Analysis) -> Section:
     header = [
         "rank", "step p50", "compute", "comm", "overlap", "exposed", "waiting", "transfer",
         "data", "update", "idle",
@@ -201,17 +275,17 @@ def _ranks(analysis: Analysis) -> list[str]:
         ]
         for row in rows
     ]
-    lines = [
+    lines: Section = [
         *_on_a_rank(analysis.summary),
         "On each rank (totals over the analyzed window)",
-        *render(header, cells, WIDTH),
+        TextTable(header, cells),
     ]
     if left > 0:
         lines.append(f"  {left} more ranks in --json; these wait least, so others wait for them")
     return lines
 
 
-def _on_a_rank(summary: Summary) -> list[str]:
+def _on_a_rank(summary: Summary) -> Section:
     """The shares that the other forms of the report show as tiles."""
     shares = [
         (summary.compute_share, "compute"),
@@ -222,10 +296,10 @@ def _on_a_rank(summary: Summary) -> list[str]:
     known = [f"{share_text(share)} {name}" for share, name in shares if share]
     mean = summary.rank_step_us.mean
     step = "" if mean is None else f", a step takes {time_text(mean)}"
-    return _wrapped(f"{ON_A_RANK}{step}: {', '.join(known)}", "  ") if known else []
+    return [Paragraph(f"{ON_A_RANK}{step}: {', '.join(known)}", "  ")] if known else []
 
 
-def _idle(analysis: Analysis) -> list[str]:
+def _idle(analysis: Analysis) -> Section:
     known = [row for row in analysis.idle if row.idle_us is not None]
     if not known:
         return []
@@ -251,14 +325,14 @@ def _idle(analysis: Analysis) -> list[str]:
         ]
         for row in rows
     ]
-    lines = _wrapped(
+    lines: Section = [
         "Idle by what it waits for (causes sum to idle); beside it, waiting for others in messages"
-    )
-    lines += render(header, cells, WIDTH)
-    return lines + _more(len(known), _MAX_RANKS) + _wrapped(idle_text(analysis.summary), "  ")
+    ]
+    lines += [TextTable(header, cells)]
+    return lines + _more(len(known), _MAX_RANKS) + [Paragraph(idle_text(analysis.summary), "  ")]
 
 
-def _dimensions(analysis: Analysis) -> list[str]:
+def _dimensions(analysis: Analysis) -> Section:
     rows = analysis.compared_dimensions()
     if not rows:
         return []
@@ -277,8 +351,8 @@ def _dimensions(analysis: Analysis) -> list[str]:
     ]
     return [
         "Communication by parallel dimension",
-        *_wrapped(f"  {dimensions_text(analysis.summary)}", "  "),
-        *render(header, cells, WIDTH),
+        Paragraph(f"  {dimensions_text(analysis.summary)}", "  "),
+        TextTable(header, cells),
     ]
 
 
@@ -286,7 +360,7 @@ def _slowness(row: RankRow) -> float:
     return row.wait_us if row.wait_us is not None else 0.0
 
 
-def _collectives(analysis: Analysis) -> list[str]:
+def _collectives(analysis: Analysis) -> Section:
     if not analysis.collectives:
         return []
     header = [
@@ -306,16 +380,16 @@ def _collectives(analysis: Analysis) -> list[str]:
         ]
         for row in analysis.collectives[:_MAX_ROWS]
     ]
-    lines = [
+    lines: Section = [
         "Collectives by operation, group and size (medians of one; waiting: mean over its ranks)",
-        *render(header, cells, WIDTH),
+        TextTable(header, cells, keys=2),
     ]
     if any(row.unsure for row in analysis.collectives[:_MAX_ROWS]):
         lines.append("  ? below the error of the aligned clocks")
     return lines + _more(len(analysis.collectives), _MAX_ROWS)
 
 
-def _cost(analysis: Analysis) -> list[str]:
+def _cost(analysis: Analysis) -> Section:
     if not analysis.cost_fits:
         return []
     cells = []
@@ -341,13 +415,13 @@ def _cost(analysis: Analysis) -> list[str]:
         "error",
         "disturbed",
     ]
-    lines = ["Latency and bandwidth, fitted (transfer = latency + bytes / bandwidth)"]
-    lines += render(header, cells, WIDTH)
+    lines: Section = ["Latency and bandwidth, fitted (transfer = latency + bytes / bandwidth)"]
+    lines += [TextTable(header, cells)]
     verdicts = {fit.verdict for fit in analysis.cost_fits[:_MAX_ROWS] if fit.verdict != "fitted"}
     return lines + [f"  {NOT_KNOWN} {verdict}" for verdict in sorted(verdicts)]
 
 
-def _p2p(analysis: Analysis) -> list[str]:
+def _p2p(analysis: Analysis) -> Section:
     if not analysis.p2p:
         return []
     cells = [
@@ -364,21 +438,23 @@ def _p2p(analysis: Analysis) -> list[str]:
         for row in analysis.p2p[:_MAX_ROWS]
     ]
     header = ["send to receive", "count", "bytes", "waiting", "transfer", "p50", "p95", "bandwidth"]
-    lines = ["Point to point (totals; p50, p95 and bandwidth of one)"]
-    lines += render(header, cells, WIDTH)
+    lines: Section = ["Point to point (totals; p50, p95 and bandwidth of one)"]
+    lines += [TextTable(header, cells)]
     if any(row.unsure for row in analysis.p2p[:_MAX_ROWS]):
         lines.append("  ? below the error of the aligned clocks")
     return lines + _more(len(analysis.p2p), _MAX_ROWS)
 
 
-def _pipelines(analysis: Analysis) -> list[str]:
-    lines: list[str] = []
+def _pipelines(analysis: Analysis) -> Section:
+    lines: Section = []
     for pipeline in analysis.pipelines[:_MAX_PIPELINES]:
-        lines += _wrapped(
-            f"Pipeline of {len(pipeline.stages)} stages, {pipeline.microbatches} microbatches: "
-            f"bubbles take {share_text(pipeline.bubble_share)} of the stages' time (equal stages "
-            f"without transfers: {share_text(pipeline.ideal_share)})"
-        )
+        lines += [
+            Paragraph(
+                f"Pipeline of {len(pipeline.stages)} stages, {pipeline.microbatches} microbatches: "
+                f"bubbles take {share_text(pipeline.bubble_share)} of the stages' time (equal "
+                f"stages without transfers: {share_text(pipeline.ideal_share)})"
+            )
+        ]
         cells = [
             [
                 str(row.stage),
@@ -396,34 +472,39 @@ def _pipelines(analysis: Analysis) -> list[str]:
             "stage", "rank", "computes", "bubble", "waiting", "transfer", "longest forward",
             "longest backward",
         ]  # fmt: skip
-        lines += render(header, cells, WIDTH) + _more(len(pipeline.stages), _MAX_RANKS)
+        lines += [TextTable(header, cells, keys=2), *_more(len(pipeline.stages), _MAX_RANKS)]
     return lines
 
 
-def _ideal_job(analysis: Analysis) -> list[str]:
+def _ideal_job(analysis: Analysis) -> Section:
     ideal = analysis.ideal_job
     if ideal is None:
         return []
-    lines = _wrapped(
-        f"Slowdown by stragglers S = {ideal.slowdown:.3f}: a step of "
-        f"{time_text(ideal.replayed_us)} (replayed; recorded {time_text(ideal.step_us)}) over "
-        f"{time_text(ideal.ideal_us)} in the ideal job, in which all operations of one type take "
-        "equally long"
-    )
+    lines: Section = [
+        Paragraph(
+            f"Slowdown by stragglers S = {ideal.slowdown:.3f}: a step of "
+            f"{time_text(ideal.replayed_us)} (replayed; recorded {time_text(ideal.step_us)}) over "
+            f"{time_text(ideal.ideal_us)} in the ideal job, in which all operations of one type "
+            "take equally long"
+        )
+    ]
     cells = [[row.name, f"{row.slowdown:.3f}"] for row in ideal.operations[:_MAX_ROWS]]
-    lines += render(["operations with their recorded times", "S_t"], cells, WIDTH)
+    lines += [TextTable(["operations with their recorded times", "S_t"], cells)]
     lines += _more(len(ideal.operations), _MAX_ROWS)
     cells = [
         [f"rank {row.rank}", str(row.replica), str(row.stage), f"{row.slowdown:.3f}"]
         for row in ideal.workers[:_MAX_ROWS]
     ]
-    lines += render(["worker with its recorded times", "replica", "stage", "S_w"], cells, WIDTH)
+    lines += [TextTable(["worker with its recorded times", "replica", "stage", "S_w"], cells)]
     lines += _more(len(ideal.workers), _MAX_ROWS)
-    lines += _wrapped(
-        f"Of the slowdown, {share_text(ideal.m_w)} is gone if {ranks_text(ideal.slowest_ranks)} "
-        f"had ideal times (M_W), {share_text(ideal.m_s)} if the last stage had (M_S).",
-        "  ",
-    )
+    lines += [
+        Paragraph(
+            f"Of the slowdown, {share_text(ideal.m_w)} is gone if "
+            f"{ranks_text(ideal.slowest_ranks)} had ideal times (M_W), "
+            f"{share_text(ideal.m_s)} if the last stage had (M_S).",
+            "  ",
+        )
+    ]
     return lines
 
 
@@ -441,7 +522,7 @@ def _late_in(row: StragglerRow, steps: int) -> str:
     return f"{row.late_steps} of {steps}" if row.sometimes else "most"
 
 
-def _stragglers(analysis: Analysis) -> list[str]:
+def _stragglers(analysis: Analysis) -> Section:
     rows = analysis.stragglers[:5]
     if not rows:
         return []
@@ -469,7 +550,7 @@ def _stragglers(analysis: Analysis) -> list[str]:
         "slower in",
         "per step",
     ]
-    return ["Stragglers (steady steps)", *render(header, cells, WIDTH)]
+    return ["Stragglers (steady steps)", TextTable(header, cells)]
 
 
 def _saves(cause: RootCause) -> str:
@@ -479,7 +560,7 @@ def _saves(cause: RootCause) -> str:
     return f"{least} to {most}"
 
 
-def _root_causes(analysis: Analysis) -> list[str]:
+def _root_causes(analysis: Analysis) -> Section:
     whole = sum(cause.cost_us for cause in analysis.root_causes)
     causes = [cause for cause in analysis.root_causes if cause.cost_us >= _LEAST_CAUSE * whole]
     if not causes or not analysis.waiting.total_us:
@@ -503,13 +584,13 @@ def _root_causes(analysis: Analysis) -> list[str]:
     total = time_text(analysis.waiting.total_us)
     over = "a step" if analysis.summary.steps else "in all"
     return [
-        *_wrapped(f"Root causes of waiting (sums over ranks; {total} of waiting {over})"),
-        *render(header, cells, WIDTH),
+        Paragraph(f"Root causes of waiting (sums over ranks; {total} of waiting {over})"),
+        TextTable(header, cells, keys=3),
         *_more(len(analysis.root_causes), len(cells)),
     ]
 
 
-def _tensors(analysis: Analysis) -> list[str]:
+def _tensors(analysis: Analysis) -> Section:
     rows = [row for row in analysis.tensors if row.exposed_us is not None][:_MAX_ROWS]
     if not rows:
         return []
@@ -526,14 +607,17 @@ def _tensors(analysis: Analysis) -> list[str]:
         for row in rows
     ]
     header = ["tensor", "bytes", "ready at", "sent at", "complete at", "in bucket of", "exposed"]
-    lines = ["Most exposed tensors (medians, from the step's start)", *render(header, cells, WIDTH)]
+    lines: Section = [
+        "Most exposed tensors (medians, from the step's start)",
+        TextTable(header, cells),
+    ]
     without = sum(row.messages == 0 for row in analysis.tensors)
     if without:
         lines.append(f"  {without} parameters' gradients are in no message of these steps")
     return lines + _more(len(analysis.tensors), _MAX_ROWS)
 
 
-def _shapes(analysis: Analysis) -> list[str]:
+def _shapes(analysis: Analysis) -> Section:
     """The operators that take longest, by the shapes of their inputs, where those are known."""
     rows = [
         (row.name, part)
@@ -554,12 +638,12 @@ def _shapes(analysis: Analysis) -> list[str]:
         ]
         for name, part in rows[:_MAX_ROWS]
     ]
-    lines = ["Operators by the shapes of their inputs (all ranks)"]
-    lines += render(["operator", "shapes of inputs", "count", "total", "mean"], cells, WIDTH)
+    lines: Section = ["Operators by the shapes of their inputs (all ranks)"]
+    lines += [TextTable(["operator", "shapes of inputs", "count", "total", "mean"], cells, keys=2)]
     return lines + _more(len(rows), _MAX_ROWS)
 
 
-def _device_steps(analysis: Analysis) -> list[str]:
+def _device_steps(analysis: Analysis) -> Section:
     """The steps on the device's time, where the host runs ahead of it."""
     if host_ahead(analysis) is None:
         return []
@@ -578,13 +662,13 @@ def _device_steps(analysis: Analysis) -> list[str]:
     header = [
         "launched in", "begins later by", "until next", "compute", "comm", "both", "copies",
     ]  # fmt: skip
-    lines = ["Steps on the device's time (the work that the host launched in each)"]
-    lines += render(header, cells, WIDTH)
+    lines: Section = ["Steps on the device's time (the work that the host launched in each)"]
+    lines += [TextTable(header, cells)]
     return lines + _more(len(analysis.device_steps), _MAX_RANKS)
 
 
-def _findings(analysis: Analysis) -> list[str]:
-    lines: list[str] = []
+def _findings(analysis: Analysis) -> Section:
+    lines: Section = []
     for number, finding in enumerate(analysis.findings[:_MAX_ROWS], start=1):
         unsure = " (unsure: below the error of the aligned clocks)" if finding.unsure else ""
         saves = (
@@ -594,16 +678,16 @@ def _findings(analysis: Analysis) -> list[str]:
             f"{number}. {saves}: {printable(finding.evidence)}{unsure}. "
             f"Try: {printable(finding.advice)}."
         )
-        lines += _wrapped(text, indent="   ")
+        lines += [Paragraph(text, indent="   ")]
         if finding.command is not None and not finding.is_of_job:
-            lines += _wrapped(f"   {finding.instruction}: {finding.command}", indent="     ")
+            lines += [Paragraph(f"   {finding.instruction}: {finding.command}", indent="     ")]
     again = [finding for finding in analysis.findings if finding.is_of_job]
     if again:
-        lines += _wrapped(f"{again[0].instruction}: {again[0].command}", indent="  ")
+        lines += [Paragraph(f"{again[0].instruction}: {again[0].command}", indent="  ")]
     return ["What could make the step shorter", *lines] if lines else []
 
 
-def _clock(analysis: Analysis) -> list[str]:
+def _clock(analysis: Analysis) -> Section:
     clock = analysis.clock
     if not clock.ranks:
         return []
@@ -614,23 +698,17 @@ def _clock(analysis: Analysis) -> list[str]:
         sure = "no error between ranks"
     else:
         sure = f"error at most {time_text(clock.max_residual_us)}"
-    return _wrapped(f"Clocks: {clock.method}; {sure}.")
+    return [Paragraph(f"Clocks: {clock.method}; {sure}.")]
 
 
-def _more(count: int, shown: int) -> list[str]:
+def _more(count: int, shown: int) -> Section:
     return [f"  {count - shown} more in --json"] if count > shown else []
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        printable_words(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False
-    )
-
-
-def _table(analysis: Analysis, measure: Measure[Any, Any]) -> list[str]:
+def _table(analysis: Analysis, measure: Measure[Any, Any]) -> Section:
     """The first rows of a measure under its title; nothing without rows or a table."""
     rows, table = getattr(analysis, measure.name), measure.table
     if not rows or table is None:
         return []
     cells = table.shown(rows)
-    return [table.title, *render(list(table.columns), cells, WIDTH), *_more(len(rows), len(cells))]
+    return [table.title, TextTable(list(table.columns), cells), *_more(len(rows), len(cells))]

@@ -13,11 +13,15 @@
 
   const isNumber = (text) => /^[+-]?[\d.,]+(e[+-]?\d+)?\s?[\p{L}%/]*$/u.test(text);
 
-  // A spreadsheet would run a cell that begins like a formula; names come from the trace.
-  const csvCell = (cell) => {
+  const textOf = (cell) => {
     const shown = cell.querySelector("[title]");
-    let text = (shown && cell.tagName === "TD" && shown.title.startsWith(cell.textContent.replace("…", ""))
-      ? shown.title : cell.textContent).trim().replace(" ▾", "");
+    return (shown && cell.tagName === "TD" && shown.title.startsWith(cell.textContent.replace("…", ""))
+      ? shown.title : cell.textContent).replace(" ▾", "");
+  };
+
+  // A spreadsheet would run a cell that begins like a formula; names come from the trace.
+  const csvCell = (shown) => {
+    let text = shown.trim();
     if (/^[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]/.test(text) && !isNumber(text)) text = "'" + text;
     return /[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
@@ -27,9 +31,24 @@
     return heading.replaceAll(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "table";
   };
 
+  // All rows of a grid that its filters admit, in its order, also those that are not drawn.
+  const rowsOfGrid = (grid) => {
+    const api = window.dash_ag_grid.getApi(grid.id);
+    const columns = api.getAllDisplayedColumns();
+    const rows = [columns.map((column) => column.getColDef().headerName)];
+    api.forEachNodeAfterFilterAndSort(({ data }) => {
+      rows.push(columns.map((column) => data[column.getColId().replace("v", "t")] ?? ""));
+    });
+    return rows;
+  };
+
   const saveTable = (box) => {
-    const rows = [...box.querySelectorAll("tr")].map((row) => [...row.cells].map(csvCell).join(","));
-    save(new Blob([rows.join("\r\n") + "\r\n"], { type: "text/csv" }), title(box) + ".csv");
+    const grid = box.querySelector(".grid");
+    const rows = grid
+      ? rowsOfGrid(grid)
+      : [...box.querySelectorAll("tr")].map((row) => [...row.cells].map(textOf));
+    const lines = rows.map((row) => row.map(csvCell).join(","));
+    save(new Blob([lines.join("\r\n") + "\r\n"], { type: "text/csv" }), title(box) + ".csv");
   };
 
   const saveTimeline = (root) => {

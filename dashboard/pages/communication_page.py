@@ -16,10 +16,10 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.figures import base_figure
-from ddltrace.analyzer.report.sentences import dimensions_text
+from ddltrace.analyzer.report.sentences import communication_text, dimensions_text
 from ddltrace.dashboard.pages.collective_events import Collective, Filter, Selection, select
 from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
-from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
+from ddltrace.dashboard.pages.sorted_table import Column, sorted_table, time_column
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import card, empty, notes_box, table
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from dash.development.base_component import Component
 
+    from ddltrace.analyzer.measures.collectives import P2PRow
     from ddltrace.analyzer.model import Analysis
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.workspace import OpenTrace
 
 PATH: Final = "/communication"
-_MAX_ROWS: Final = 100
 _STATES: Final = {
+    "complete": "",
     "open": "It did not complete on some rank.",
     "partial": "The record of a member is missing: it never came, or its record was lost.",
     "mismatch": "Its members disagree on operation or size, or one has it twice.",
 }
-_MAX_ROWS_IN_FULL: Final = 5000
+_MAX_COLLECTIVES: Final = 10_000
 
 
 def size_distribution(analysis: Analysis) -> go.Figure | None:
@@ -103,6 +104,7 @@ FIGURES: Final[dict[str, Draw]] = {
 }
 
 _CARDS: Final = (
+    ("comm-waits", "Waiting and transfer", "Time until the last rank arrives, and after it."),
     ("comm-traffic", "Traffic between ranks", "Bytes from each rank to each other."),
     ("comm-hosts", "Traffic between hosts", "Bytes from each host to each other."),
     (
@@ -115,7 +117,6 @@ _CARDS: Final = (
         "Bandwidth against size",
         "Bus bandwidth that each collective reaches. Dashed: the fitted limit of the links.",
     ),
-    ("comm-waits", "Waiting and transfer", "Time until the last rank arrives, and after it."),
     ("comm-sizes", "Sizes", "Number of messages by size."),
     ("comm-arrivals", "Arrival order", "Ranks that arrive last, and by how much."),
 )
@@ -135,7 +136,7 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
         opened.trace.origin_ns,
         wanted,
         sort=address.text("sort"),
-        limit=_limit(address),
+        limit=_MAX_COLLECTIVES,
     )
     if not cards and not found.total:
         return html.Main(
@@ -145,7 +146,9 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
             ),
             className="page",
         )
-    if len(cards) % 2:
+    if cards:
+        cards[0].className = "card wide"
+    if len(cards) % 2 == 0 and cards:
         cards[-1].className = "card wide"
     joining, pairs = analysis.joining, sum(row.count for row in analysis.p2p)
     head: list[Any] = [
@@ -153,6 +156,7 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
             f"{joining.collectives:,} collective{'s' * (joining.collectives != 1)}, "
             f"{pairs:,} message{'s' * (pairs != 1)} between pairs of ranks"
         ),
+        html.P(communication_text(analysis), className="lead"),
         _limits(analysis),
     ]
     if opened.notes:
@@ -164,7 +168,7 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
     if found.total:
         parts.append(_all_collectives(opened, found, wanted, address))
     if analysis.p2p:
-        parts.append(_pairs(analysis))
+        parts.append(_pairs(analysis, address))
     return html.Main(parts, className="page")
 
 
@@ -174,14 +178,14 @@ def _limits(analysis: Analysis) -> Component:
     if not fitted:
         return html.P(
             "The sizes of the collectives are too few to separate latency from bandwidth.",
-            className="lead",
+            className="quiet",
         )
     fit = max(fitted, key=lambda row: row.samples)
     bandwidth = "" if fit.busbw_gbps is None else f", {fit.busbw_gbps:.3g} Gbit/s of bus bandwidth"
     return html.P(
         f"{printable(fit.op)} of {fit.group_size} ranks: latency {time_text(fit.latency_us)}"
         f"{bandwidth} for large sizes, fitted on {fit.samples:,} samples of {fit.sizes} sizes.",
-        className="lead",
+        className="quiet",
     )
 
 
@@ -189,13 +193,17 @@ def _all_collectives(
     opened: OpenTrace, found: Selection, wanted: Filter, address: Address
 ) -> Component:
 
-    def when(row: Collective) -> Component:
-        return dcc.Link(
-            printable(row.title), href=timeline_link(opened.number, row.first_ns, row.end_ns)
-        )
+    def timeline(row: Collective) -> str:
+        return timeline_link(opened.number, row.first_ns, row.end_ns)
 
     columns: list[Column[Collective]] = [
-        Column("op", "collective", when, lambda row: row.title),
+        Column(
+            "op",
+            "collective",
+            lambda row: printable(row.title),
+            lambda row: row.title,
+            href=timeline,
+        ),
         Column("group", "group", lambda row: printable(row.group), lambda row: row.group),
         Column(
             "step",
@@ -203,28 +211,20 @@ def _all_collectives(
             lambda row: NOT_KNOWN if row.step is None else str(row.step),
             lambda row: row.step,
         ),
-        Column("size", "size", lambda row: bytes_text(row.bytes), lambda row: row.bytes),
-        Column("ranks", "ranks", _ranks, lambda row: row.ranks),
-        Column("skew", "arrival skew", lambda row: time_text(row.skew_us), lambda row: row.skew_us),
+        Column("size", "size", lambda row: bytes_text(row.bytes), lambda row: row.bytes, "bytes"),
+        Column(
+            "ranks", "ranks", _ranks, lambda row: row.ranks, hint=lambda row: _STATES[row.state]
+        ),
+        time_column("skew", "arrival skew", lambda row: row.skew_us),
         Column(
             "last",
             "last rank",
             lambda row: NOT_KNOWN if row.last_rank is None else str(row.last_rank),
             lambda row: row.last_rank,
         ),
-        Column(
-            "late",
-            "its lateness",
-            lambda row: time_text(row.lateness_us),
-            lambda row: row.lateness_us,
-        ),
-        Column("wait", "wait", lambda row: time_text(row.wait_us), lambda row: row.wait_us),
-        Column(
-            "transfer",
-            "transfer",
-            lambda row: time_text(row.transfer_us),
-            lambda row: row.transfer_us,
-        ),
+        time_column("late", "its lateness", lambda row: row.lateness_us),
+        time_column("wait", "wait", lambda row: row.wait_us),
+        time_column("transfer", "transfer", lambda row: row.transfer_us),
     ]
     return card(
         "All collectives",
@@ -234,33 +234,19 @@ def _all_collectives(
             columns,
             address,
             PATH,
-            limit=_limit(address),
+            name="collectives",
             text_columns=2,
             total=found.admitted,
         ),
-        _more(found.admitted, address),
         hint=f"{found.admitted:,} of {found.total:,}. A click on a name opens the timeline there; "
         "wait is summed over the ranks.",
         wide=True,
     )
 
 
-def _ranks(row: Collective) -> Any:
+def _ranks(row: Collective) -> str:
     """How many ranks were seen, and the state if it is not complete."""
-    if row.state == "complete":
-        return str(row.ranks)
-    return html.Span(f"{row.ranks}, {row.state}", className="loss", title=_STATES[row.state])
-
-
-def _limit(address: Address) -> int:
-    return _MAX_ROWS_IN_FULL if address.text("all") else _MAX_ROWS
-
-
-def _more(count: int, address: Address) -> Component | None:
-    if count <= _MAX_ROWS or address.text("all"):
-        return None
-    shown = min(count, _MAX_ROWS_IN_FULL)
-    return dcc.Link(f"Show {shown:,} rows", href=address.link(PATH, all=1), className="filter")
+    return str(row.ranks) if row.state == "complete" else f"{row.ranks}, {row.state}"
 
 
 def _filters(found: Selection, wanted: Filter, address: Address) -> Component:
@@ -319,25 +305,27 @@ def _dimensions(analysis: Analysis) -> Component:
     )
 
 
-def _pairs(analysis: Analysis) -> Component:
+def _pairs(analysis: Analysis, address: Address) -> Component:
+    columns: list[Column[P2PRow]] = [
+        Column("pair-from", "from", lambda row: f"rank {row.src}", lambda row: row.src),
+        Column("pair-to", "to", lambda row: f"rank {row.dst}", lambda row: row.dst),
+        Column("pair-count", "messages", lambda row: f"{row.count:,}", lambda row: row.count),
+        Column(
+            "pair-bytes", "bytes", lambda row: bytes_text(row.bytes), lambda row: row.bytes, "bytes"
+        ),
+        time_column("pair-wait", "wait", lambda row: row.wait_us),
+        time_column("pair-transfer", "transfer", lambda row: row.transfer_us),
+        Column(
+            "pair-alone",
+            "without their other side",
+            lambda row: share_text(row.unmatched / row.count) if row.unmatched else NOT_KNOWN,
+            lambda row: row.unmatched / row.count if row.unmatched else None,
+            "0 to 1",
+        ),
+    ]
     return card(
         "Pairs of ranks",
-        table(
-            ("from", "to", "messages", "bytes", "wait", "transfer", "without their other side"),
-            [
-                (
-                    f"rank {row.src}",
-                    f"rank {row.dst}",
-                    f"{row.count:,}",
-                    bytes_text(row.bytes),
-                    time_text(row.wait_us),
-                    time_text(row.transfer_us),
-                    share_text(row.unmatched / row.count) if row.unmatched else NOT_KNOWN,
-                )
-                for row in analysis.p2p[:_MAX_ROWS]
-            ],
-            text_columns=2,
-        ),
+        sorted_table(analysis.p2p, columns, address, PATH, name="pairs", text_columns=2),
         hint="Sends and receives; waiting and transfer are those of the receiver, summed.",
         wide=True,
     )

@@ -11,9 +11,10 @@ from dash import Input, Output, State, dcc, html
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
 from ddltrace.analyzer.report import figures
+from ddltrace.analyzer.report.sentences import where_text
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
-from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
+from ddltrace.dashboard.pages.sorted_table import Column, sorted_table, time_column
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import card, empty, no_such_step, notes_box, table
 from ddltrace.tracer.errors import TraceError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import dash
     from dash.development.base_component import Component
 
+    from ddltrace.analyzer.joined.critical_path import PathPiece
     from ddltrace.analyzer.measures.path_parts import PathPart
     from ddltrace.analyzer.measures.step_rows import StepRow
     from ddltrace.analyzer.model import Analysis
@@ -29,9 +31,8 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 PATH: Final = "/critical-path"
-_MAX_PARTS: Final = 60
 _MAX_RANKS: Final = 16
-_MAX_PIECES: Final = 600
+_MAX_PIECES: Final = 10_000
 
 FIGURES: Final[dict[str, Draw]] = {
     "path-steps": lambda opened, _: figures.step_times(opened.analysis),
@@ -42,25 +43,19 @@ _PART_COLUMNS: Final[tuple[Column[PathPart], ...]] = (
     Column("category", "category", lambda row: row.category, lambda row: row.category),
     Column("name", "layer, tensor or operation", lambda row: _name(row.name), lambda row: row.name),
     Column("rank", "rank", lambda row: str(row.rank), lambda row: row.rank),
-    Column("us", "time a step", lambda row: time_text(row.us), lambda row: row.us),
-    Column("share", "share", lambda row: share_text(row.share), lambda row: row.share),
-    Column("alone", "saves at most", lambda row: time_text(row.alone_us), lambda row: row.alone_us),
+    time_column("us", "time a step", lambda row: row.us),
+    Column("share", "share", lambda row: share_text(row.share), lambda row: row.share, "0 to 1"),
+    time_column("alone", "saves at most", lambda row: row.alone_us),
 )
 
-# Keys of their own, since both tables of the page are sorted by the same key of the address. The
-# least slack comes first.
+# Keys of their own, since both tables of the page are sorted by the same key of the address.
 _SLACK_COLUMNS: Final[tuple[Column[SlackRow], ...]] = (
     Column("slack-kind", "kind", lambda row: row.kind, lambda row: row.kind),
     Column("slack-name", "name", lambda row: _name(row.name), lambda row: row.name),
     Column("slack-rank", "rank", lambda row: str(row.rank), lambda row: row.rank),
-    Column("slack-us", "time a step", lambda row: time_text(row.us), lambda row: row.us),
-    Column("slack", "slack", lambda row: time_text(row.slack_us), lambda row: -row.slack_us),
-    Column(
-        "slack-smallest",
-        "smallest slack",
-        lambda row: time_text(row.smallest_us),
-        lambda row: -row.smallest_us,
-    ),
+    time_column("slack-us", "time a step", lambda row: row.us),
+    time_column("slack", "slack", lambda row: row.slack_us, least_first=True),
+    time_column("slack-smallest", "smallest slack", lambda row: row.smallest_us, least_first=True),
 )
 
 _CARDS: Final = (
@@ -100,7 +95,7 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
         ),
         card(
             "Largest parts",
-            sorted_table(parts, _PART_COLUMNS, address, PATH, limit=_MAX_PARTS, text_columns=2),
+            sorted_table(parts, _PART_COLUMNS, address, PATH, name="parts", text_columns=2),
             hint="Saves at most: how much shorter a step could get if this part took no time on "
             "this rank only. Then another rank, or another part, holds the step up.",
         ),
@@ -115,10 +110,11 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
     )
     head: list[Any] = [
         html.H1("Critical path over all ranks"),
+        html.P(where_text(analysis), className="lead"),
         html.P(
             "Only a part on the critical path shortens a step when it gets faster. The parts of "
             "a step sum to its wall time.",
-            className="lead",
+            className="quiet",
         ),
     ]
     if step is None and address.text("step"):
@@ -153,7 +149,7 @@ def slack_table(rows: Sequence[SlackRow], address: Address) -> Component:
     """The table of slack, in the order of the address."""
     if not rows:
         return html.P("No event of the steady steps has a known slack.", className="quiet")
-    return sorted_table(rows, _SLACK_COLUMNS, address, PATH, limit=_MAX_PARTS, text_columns=2)
+    return sorted_table(rows, _SLACK_COLUMNS, address, PATH, name="slack", text_columns=2)
 
 
 def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
@@ -216,33 +212,33 @@ def _one_step(opened: OpenTrace, step: StepRow, address: Address) -> Component:
         for text, other in (("previous step", at - 1), ("next step", at + 1))
         if 0 <= other < len(numbers)
     ]
-    rows = [
-        (
-            piece.category,
-            _name(piece.name),
-            str(piece.rank),
-            time_text((piece.start_ns - origin) / 1e3 - step.start_us),
-            time_text((piece.end_ns - piece.start_ns) / 1e3),
-            dcc.Link(
-                "timeline",
-                href=timeline_link(opened.number, piece.start_ns - origin, piece.end_ns - origin),
+    start_ns = origin + round(step.start_us * 1e3)
+    columns: list[Column[PathPiece]] = [
+        Column("piece-kind", "category", lambda row: row.category, lambda row: row.category),
+        Column(
+            "piece-name",
+            "layer, tensor or operation",
+            lambda row: _name(row.name),
+            lambda row: row.name,
+            href=lambda row: timeline_link(
+                opened.number, row.start_ns - origin, row.end_ns - origin
             ),
-        )
-        for piece in islice(path, _MAX_PIECES)
+        ),
+        Column("piece-rank", "rank", lambda row: str(row.rank), lambda row: row.rank),
+        time_column("piece-from", "from", lambda row: (row.start_ns - start_ns) / 1e3),
+        time_column("piece-length", "length", lambda row: (row.end_ns - row.start_ns) / 1e3),
     ]
-    more = len(path) - len(rows)
+    pieces = list(islice(path, _MAX_PIECES))
     return card(
         f"Step {step.step}: {time_text(step.wall_us)}",
         html.Div(
             [*links, dcc.Link("close", href=address.link(PATH, step=None))], className="filters"
         ),
-        table(
-            ("category", "layer, tensor or operation", "rank", "from", "length", ""),
-            rows,
-            text_columns=2,
+        sorted_table(
+            pieces, columns, address, PATH, name="pieces", text_columns=2, total=len(path)
         ),
-        hint="Pieces in order of time; from: since the start of the step."
-        + (f" {more:,} more pieces are not shown." if more > 0 else ""),
+        hint="Pieces in order of time; from: since the start of the step. A click on a name opens "
+        "the timeline there.",
     )
 
 

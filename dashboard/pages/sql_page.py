@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from ddltrace.analyzer.formatting.csv_cells import names_without_formulas, witho
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.report.figures import base_figure, label
-from ddltrace.dashboard.widgets import card, graph, table
+from ddltrace.dashboard.widgets import LONGEST_TABLE, GridColumn, card, graph, grid, table
 from ddltrace.tracer.errors import DdltraceError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import OpenTrace
 
 PATH: Final = "/sql"
-_MAX_ROWS: Final = 500
+_MAX_ROWS: Final = 10_000
 _MAX_BARS: Final = 200
 _MAX_TEXT: Final = 200
 _LARGE: Final = 1e15
@@ -147,7 +149,12 @@ def sql_page(opened: OpenTrace, address: Address) -> Component:
                             ),
                             html.Div(
                                 [
-                                    html.Button("Run", id="sql-run", className="action"),
+                                    html.Button(
+                                        "Run",
+                                        id="sql-run",
+                                        className="action",
+                                        title="Run the statement (Ctrl+Enter)",
+                                    ),
                                     html.Button(
                                         "Save CSV", id="sql-csv", className="action second"
                                     ),
@@ -204,18 +211,28 @@ def rows_of(opened: OpenTrace, statement: str) -> list[Any]:
         result = opened.query(statement)
     except DdltraceError as error:
         return [html.P(printable(str(error)), className="warning", role="alert")]
-    rows = [
-        [_cell(value) for value in row.values()] for row in result.slice(0, _MAX_ROWS).to_pylist()
-    ]
+    shown = [list(row.values()) for row in result.slice(0, _MAX_ROWS).to_pylist()]
     count = f"{len(result):,} row{'s' * (len(result) != 1)}"
-    more = f", the first {_MAX_ROWS} shown" if len(result) > _MAX_ROWS else ""
+    more = f", the first {_MAX_ROWS:,} shown" if len(result) > _MAX_ROWS else ""
     parts: list[Any] = []
     figure = plot(result)
     if figure is not None:
         parts.append(card("Plot", graph("sql-plot", figure.layout.height)))
     heads = [printable(name) for name in result.column_names]
-    parts.append(card("Result", table(heads, rows), hint=count + more))
+    if len(shown) > LONGEST_TABLE:
+        rows = [[(_value(value), _cell(value), None) for value in row] for row in shown]
+        body = grid("sql", [GridColumn(head) for head in heads], rows)
+    else:
+        body = table(heads, [[_cell(value) for value in row] for row in shown])
+    parts.append(card("Result", body, hint=count + more))
     return parts
+
+
+def _value(value: object) -> float | str | None:
+    """A value by which the grid sorts: numbers as numbers, all else as it is shown."""
+    if isinstance(value, int | float | Decimal) and math.isfinite(value):
+        return float(value)
+    return None if value is None else _cell(value)
 
 
 def _cell(value: object) -> str:

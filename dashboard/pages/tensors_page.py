@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from dash import dcc, html
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, printable, time_text
 from ddltrace.analyzer.report.figures import base_figure, distinct, label
-from ddltrace.dashboard.pages.sorted_table import Column, sort_rows, sorted_table
+from ddltrace.analyzer.report.sentences import tensors_text
+from ddltrace.dashboard.pages.sorted_table import Column, sort_rows, sorted_table, time_column
 from ddltrace.dashboard.pages.tensor_messages import messages_of, usual_step
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import (
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 PATH: Final = "/tensors"
 _MAX_BARS: Final = 60
-_MAX_ROWS: Final = 1000
 _US_PER_MS: Final = 1e3
 
 # Interval -> the times at its ends, its title and its color.
@@ -47,18 +48,14 @@ _PARTS: Final = (
 
 _COLUMNS: Final[tuple[Column[TensorRow], ...]] = (
     Column("name", "tensor", lambda row: printable(row.name), lambda row: row.name),
-    Column("size", "size", lambda row: bytes_text(row.bytes), lambda row: row.bytes),
-    Column("ready", "ready", lambda row: time_text(row.ready_us), lambda row: row.ready_us),
-    Column(
-        "enqueued", "enqueued", lambda row: time_text(row.enqueue_us), lambda row: row.enqueue_us
-    ),
-    Column("started", "started", lambda row: time_text(row.start_us), lambda row: row.start_us),
-    Column(
-        "complete", "complete", lambda row: time_text(row.complete_us), lambda row: row.complete_us
-    ),
-    Column("waited", "waited for", lambda row: time_text(row.waited_us), lambda row: row.waited_us),
-    Column("updated", "updated", lambda row: time_text(row.updated_us), lambda row: row.updated_us),
-    Column("exposed", "exposed", lambda row: time_text(row.exposed_us), lambda row: row.exposed_us),
+    Column("size", "size", lambda row: bytes_text(row.bytes), lambda row: row.bytes, "bytes"),
+    time_column("ready", "ready", lambda row: row.ready_us),
+    time_column("enqueued", "enqueued", lambda row: row.enqueue_us),
+    time_column("started", "started", lambda row: row.start_us),
+    time_column("complete", "complete", lambda row: row.complete_us),
+    time_column("waited", "waited for", lambda row: row.waited_us),
+    time_column("updated", "updated", lambda row: row.updated_us),
+    time_column("exposed", "exposed", lambda row: row.exposed_us),
     Column(
         "bucket",
         "tensors in its message",
@@ -66,6 +63,9 @@ _COLUMNS: Final[tuple[Column[TensorRow], ...]] = (
         lambda row: row.bucket,
     ),
 )
+
+
+_ORDERS: Final = (("ready", "ready"), ("size", "size"), ("exposed", "exposed"), ("name", "name"))
 
 
 def backward_order(rows: Sequence[TensorRow]) -> list[TensorRow]:
@@ -157,13 +157,30 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
     if figure is not None:
         hint = "From gradient ready to the end of the update."
         if len(ordered) > _MAX_BARS:
-            hint += f" The first {_MAX_BARS} of {len(ordered):,} tensors; sort the table below."
-        cards.append(card("Lives", graph("tensor-lives", figure.layout.height), hint=hint))
-    columns = (_name_column(address), *_COLUMNS[1:])
+            hint += f" The first {_MAX_BARS} of {len(ordered):,} tensors."
+        order = address.text("sort") or "ready"
+        links = [
+            dcc.Link(
+                title,
+                href=address.link(PATH, sort=key),
+                className="filter here" if key == order else "filter",
+            )
+            for key, title in _ORDERS
+        ]
+        cards.append(
+            card(
+                "Lives",
+                html.Div([html.Span("ordered by"), *links], className="filters"),
+                graph("tensor-lives", figure.layout.height),
+                hint=hint,
+            )
+        )
+    name = replace(_COLUMNS[0], href=lambda row: address.link(PATH, tensor=row.name))
+    columns = (name, *_COLUMNS[1:])
     cards.append(
         card(
             "All tensors",
-            sorted_table(ordered, columns, address, PATH, limit=_MAX_ROWS),
+            sorted_table(ordered, columns, address, PATH, name="tensors"),
             hint=(
                 "Medians over ranks and steady steps, from the start of the step."
                 if step is None
@@ -173,11 +190,12 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
     )
     head: list[Any] = [
         html.H1(f"{len(analysis.tensors):,} tensors"),
+        html.P(tensors_text(analysis), className="lead"),
         html.P(
             "Each row is one parameter's gradient: ready, handed to a message, in flight, "
             "complete, waited for by the host, updated by the optimizer. Exposed is its share of "
             "the communication that compute does not hide.",
-            className="lead",
+            className="quiet",
         ),
         _step_choice(analysis, address, step),
     ]
@@ -214,7 +232,7 @@ def _step_choice(analysis: Analysis, address: Address, step: int | None) -> Comp
 def _ordered(opened: OpenTrace, address: Address) -> list[TensorRow]:
     rows = backward_order(opened.tensors_of(chosen_step(opened, address)))
     column = next((c for c in _COLUMNS if c.key == address.text("sort")), None)
-    return sort_rows(rows, column) if column else rows
+    return sort_rows(rows, column) if column and column.key != "ready" else rows
 
 
 def _is_known(row: TensorRow) -> bool:
@@ -222,16 +240,6 @@ def _is_known(row: TensorRow) -> bool:
         getattr(row, first) is not None and getattr(row, last) is not None
         for first, last, _, _ in _PARTS
     )
-
-
-def _name_column(address: Address) -> Column[TensorRow]:
-    def cell(row: TensorRow) -> Component:
-        name = printable(row.name)
-        return dcc.Link(
-            html.Span(name, title=name), href=address.link(PATH, tensor=row.name), className="name"
-        )
-
-    return Column("name", "tensor", cell, lambda row: row.name)
 
 
 def _one_tensor(opened: OpenTrace, row: TensorRow, address: Address) -> Component:

@@ -1,4 +1,4 @@
-"""Formats the results of an experiment as text of at most 100 columns, with explanations.
+"""Formats the results of an experiment as text, with explanations.
 
 The table has two parts: the speed of each strategy, and its traffic, resources and losses.
 `ddltrace.analyzer.formatting.text_table` aligns the columns.
@@ -6,11 +6,11 @@ The table has two parts: the speed of each strategy, and its traffic, resources 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddltrace.analyzer.compare.mean_difference import LEVEL
+from ddltrace.analyzer.formatting.terminal import wrapped
 from ddltrace.analyzer.formatting.text_table import aligned
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text
 from ddltrace.experiments.harness import synchronization_table
@@ -21,7 +21,6 @@ from ddltrace.experiments.harness.step_intervals import Difference, Speedup
 from ddltrace.experiments.strategy.spec import opening_steps_of
 from ddltrace.experiments.transports.protocols import Protocol, read_protocol
 
-_COLUMNS = 100
 _SPEED_HEADS = (
     ("", "strategy"),
     ("step", "ms [low, high]"),
@@ -43,8 +42,13 @@ _COST_HEADS = (
 )
 
 
-def render(results: Results) -> str:
-    """The results as a table, followed by explanations."""
+def render(results: Results, width: int = 100) -> str:
+    """Returns the results as a table, followed by explanations.
+
+    Args:
+        results: Those of an experiment.
+        width: Columns that a line may take.
+    """
     plain, tuned = results.plain(), results.tuned_ddp()
     speed = [
         (
@@ -64,21 +68,21 @@ def render(results: Results) -> str:
     ]
     cost = [_costs(row) for row in results.rows]
     lines = [
-        *setting_lines(results),
+        *(line for text in setting_lines(results) for line in wrapped(text, width, "  ")),
         "",
-        *_wrapped(results.headline()),
+        *wrapped(results.headline(), width, "  "),
         "",
-        *aligned([*zip(*_SPEED_HEADS, strict=True), *speed], _COLUMNS, keep="start"),
+        *aligned([*zip(*_SPEED_HEADS, strict=True), *speed], width, keep="start"),
         "",
-        *aligned([*zip(*_COST_HEADS, strict=True), *cost], _COLUMNS, keep="start"),
-        *_synchronization(results),
+        *aligned([*zip(*_COST_HEADS, strict=True), *cost], width, keep="start"),
+        *_synchronization(results, width),
         "",
-        *(line for text in explanations(results) for line in _wrapped(text)),
+        *(line for text in explanations(results) for line in wrapped(text, width, "  ")),
     ]
     return "\n".join(lines[1:] if not lines[0] else lines)
 
 
-def _synchronization(results: Results) -> list[str]:
+def _synchronization(results: Results, width: int) -> list[str]:
     """A third part of the table, of the rows whose workers have clocks; empty without one."""
     rows = synchronization_table.clocked(results)
     if not rows:
@@ -86,7 +90,7 @@ def _synchronization(results: Results) -> list[str]:
     baseline = results.row(results.baseline)
     table = [(printable(label(row)), *synchronization_table.cells(row, baseline)) for row in rows]
     heads = zip(*synchronization_table.HEADS, strict=True)
-    return ["", *aligned([*heads, *table], _COLUMNS, keep="start")]
+    return ["", *aligned([*heads, *table], width, keep="start")]
 
 
 def _network(settings: Mapping[str, Any]) -> str:
@@ -316,10 +320,6 @@ def _costs(row: Row) -> Sequence[str]:
         share_text(row.test_accuracy),
         _number(row.time_to_loss_us, 1e-6, 2),
     )
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, subsequent_indent="  ")
 
 
 def _number(value: float | None, scale: float, digits: int) -> str:

@@ -1,13 +1,14 @@
-"""Formats the comparison as text of at most 100 columns."""
+"""Formats the comparison as text of at most 80 columns."""
 
 from __future__ import annotations
 
+from ddltrace.analyzer.formatting.terminal import wrapped
 from ddltrace.analyzer.formatting.text_table import aligned
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text
 from ddltrace.experiments.transport_benchmark.comparison import Comparison, TransportResult
 from ddltrace.experiments.transport_benchmark.settings import OPERATIONS
 
-_COLUMNS = 100
+_COLUMNS = 80
 _HEADS = (
     ("", "transport"),
     ("smallest", "us"),
@@ -30,10 +31,11 @@ def render(comparison: Comparison) -> str:
     for operation, meaning in OPERATIONS.items():
         rows = [_row(result, operation) for result in comparison.results if result.of(operation)]
         if rows:
-            parts.append(
-                f"\n{operation}: {meaning}\n"
-                + "\n".join(aligned([*zip(*_HEADS, strict=True), *rows], _COLUMNS))
-            )
+            parts += [
+                "",
+                *wrapped(f"{operation}: {meaning}", _COLUMNS),
+                *aligned([*zip(*_HEADS, strict=True), *rows], _COLUMNS),
+            ]
     parts += [
         f"\n{result.name}: {result.status}: {result.reason}"
         for result in comparison.results
@@ -41,15 +43,16 @@ def render(comparison: Comparison) -> str:
     ]
     parts += [
         f"\n{result.name}:\n  {result.planned['messages']} messages to rank 0 took "
-        f"{result.planned['taken_us'] / result.planned['planned_us']:.3f} times as long as "
+        f"{result.planned['taken_us'] / result.planned['planned_us']:.3f} times as long as\n  "
         f"planned, {result.planned['late']} over 5 % longer"
         for result in comparison.results
         if result.planned is not None and result.planned["messages"]
     ]
     parts.append(
-        "\nus: median round of the smallest message. Gbit/s: bytes of the largest message over its"
-        "\ntime. Fitted: time = latency + bytes / bandwidth over all sizes. Processor: time of all "
-        "ranks,\nthreads of the library included, for one byte of the largest message."
+        "\nus: median round of the smallest message. Gbit/s: bytes of the largest message\n"
+        "over its time. Fitted: time = latency + bytes / bandwidth over all sizes.\n"
+        "Processor: time of all ranks, threads of the library included, for one byte of\n"
+        "the largest message."
     )
     return "\n".join(parts)
 

@@ -32,6 +32,7 @@ from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import _leading_to, bind, running
 from ddltrace.dashboard.starting import StartingApp
 from ddltrace.dashboard.stored import stored_trace
+from ddltrace.dashboard.widgets import LONGEST_TABLE
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.event_file import write_events
 from ddltrace.tracer.trace.event_reader import read_events
@@ -43,10 +44,34 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (1280, 1920)
+GRID_SECONDS = 15
+"""Until the rows of a statement are drawn; a page of 100 rows of components took 17."""
+
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/run.json"))
 HOSTILE = "<img src=x onerror=window.pwned=1></script><script>window.pwned=1</script>\x1b[31m"
 ATTRIBUTES = "view, scene, source, selected, hits, query, props"
 TIMELINE = "document.getElementById('timeline').timeline"
+
+
+class Grid:
+    """The rows of a grid, also those that are not drawn."""
+
+    def __init__(self, visit: Visit, name: str) -> None:
+        self._page = visit.page
+        self._api = f"window.dash_ag_grid.getApi('grid-{name}')"
+
+    def count(self) -> int:
+        """How many rows its filters admit."""
+        return int(self._page.evaluate(f"{self._api}.getDisplayedRowCount()"))
+
+    def values(self, column: int) -> list[Any]:
+        """The values of a column, in the order of the rows."""
+        return list(
+            self._page.evaluate(
+                f"(() => {{ const values = []; {self._api}.forEachNodeAfterFilterAndSort("
+                f"({{ data }}) => values.push(data.v{column})); return values; }})()"
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +173,7 @@ class Visit:
     def barriers(self) -> list[tuple[str, list[Any]]]:
         """Serious and critical violations of the accessibility rules of axe-core."""
         # The first rows of a long table stand for all.
-        context = {"exclude": [["tbody tr:nth-child(n+5)"]]}
+        context = {"exclude": [["tbody tr:nth-child(n+5)"], [".grid .ag-row:nth-child(n+5)"]]}
         found = Axe().run(self.page, context=context).response["violations"]
         return [
             (each["id"], [node["target"] for node in each["nodes"]])
@@ -701,7 +726,7 @@ def test_further_pages(browser: Any, address: str, path: str) -> None:
         if name != "traces":
             visit.page.wait_for_selector(".graph svg.main-svg")
         visit.page.wait_for_load_state("networkidle")
-        assert visit.page.locator("main .table tbody tr").count() > 0
+        assert visit.page.locator("main .table tbody tr, main .grid .ag-row").count() > 0
         assert visit.page.evaluate("window.pwned") is None
         assert visit.page.locator("img[src=x]").count() == 0
         assert visit.fits()
@@ -719,12 +744,12 @@ def test_the_slack_of_a_large_trace_comes_after_its_page(
     with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
         visit = Visit(browser, url, "critical-path")
         card = visit.page.locator("section", has=visit.page.get_by_text("Slack", exact=True))
-        card.get_by_role("link", name="smallest slack").wait_for()
-        rows = card.locator("tbody tr").count()
-        assert 0 < rows <= len(workspace.get(0).slack)
-        card.get_by_role("link", name="smallest slack").click()
-        card.get_by_role("link", name="smallest slack ▾").wait_for()
-        assert card.locator("tbody tr").count() == rows
+        card.locator(".grid .ag-cell").first.wait_for()
+        rows = Grid(visit, "slack")
+        assert rows.count() == len(workspace.get(0).slack) > LONGEST_TABLE
+        card.get_by_text("smallest slack", exact=True).click()
+        slack = rows.values(5)
+        assert slack == sorted(slack, reverse=True)
         assert visit.troubles == []
 
 
@@ -827,7 +852,7 @@ def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str)
         visit.until_true(lambda s=statement: visit.page.input_value("#sql-text") == s, title)
         assert visit.page.locator("#sql-result > *").count() == 0  # an address runs nothing
         visit.page.get_by_role("button", name="Run").click()
-        visit.page.locator("#sql-result .table").wait_for()
+        visit.page.locator("#sql-result .table").wait_for()  # few rows
         assert visit.page.locator("#sql-result .warning").count() == 0
         with visit.page.expect_download() as download:
             visit.page.get_by_role("button", name="Save CSV").click()
@@ -853,6 +878,48 @@ def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str)
     # The timeline shows the message, not the whole trace.
     assert visit.state("view.width") < visit.state("view.span") / 10
     assert visit.troubles == []
+
+
+def test_many_rows_are_a_grid(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "sql?trace=0")
+    statement = "SELECT name, end_ns - start_ns AS ns, rank FROM events WHERE end_ns > start_ns"
+    visit.page.fill("#sql-text", statement)
+    asked = time.monotonic()
+    visit.page.press("#sql-text", "Control+Enter")
+    visit.page.locator("#sql-result .grid .ag-cell").first.wait_for()
+    assert time.monotonic() - asked < GRID_SECONDS
+    grid = Grid(visit, "sql")
+    events = grid.count()
+    assert events > 1000
+    assert 0 < visit.page.locator(".grid .ag-row").count() < 100  # only these are drawn
+    visit.page.locator(".grid .ag-header-cell", has_text="ns").first.click()
+    lengths = grid.values(1)
+    assert lengths == sorted(lengths, reverse=True)
+    visit.page.get_by_label("rank Filter Input").locator("visible=true").fill("1")
+    visit.until_true(lambda: set(grid.values(2)) == {1}, "rows of rank 1")
+    assert 0 < grid.count() < events
+    with visit.page.expect_download() as download:
+        visit.page.locator("#sql-result .save-csv").click()
+    heads, *saved = csv_rows(download.value.path())
+    assert heads == ["name", "ns", "rank"]
+    assert [float(row[1]) for row in saved] == grid.values(1)
+    assert visit.barriers() == []
+    assert visit.troubles == []
+
+
+def test_a_link_in_a_grid_needs_no_new_page(browser: Any, tmp_path: Path) -> None:
+    workspace = Workspace([ddltrace.open(ROOT / "sample_traces" / "gpu-2-ranks")])
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, "tensors")
+        link = visit.page.locator(".grid .ag-row a").first
+        link.wait_for()
+        name = link.text_content()
+        visit.page.evaluate("window.same = true")
+        link.click()
+        visit.page.locator("main h2", has_text=name).first.wait_for()
+        assert "tensor=" in visit.page.url
+        assert visit.page.evaluate("window.same")
+        assert visit.troubles == []
 
 
 def test_an_experiment_under_way_fills_its_page(browser: Any, tmp_path: Path) -> None:

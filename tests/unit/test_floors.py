@@ -17,6 +17,7 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+from packaging.utils import canonicalize_name
 from support.import_graph import (
     LAYERS,
     ROOT,
@@ -251,7 +252,7 @@ def test_every_library_is_declared() -> None:
         *declarations["dependencies"],
         *(line for lines in declarations["optional-dependencies"].values() for line in lines),
     ]
-    declared = {re.split(r"[^\w.-]", line)[0].lower() for line in requirements}
+    declared = {canonicalize_name(re.split(r"[^\w.-]", line)[0]) for line in requirements}
     providers = metadata.packages_distributions()
     # These need not be installed; test_light_install.py compares them with the project.
     optional = {module for packages in EXTRAS.values() for module in packages.values()}
@@ -261,7 +262,7 @@ def test_every_library_is_declared() -> None:
         for imported in imports_in(layer, path)
         if (name := imported.module.split(".")[0]) not in sys.stdlib_module_names
         and name not in {"ddltrace", "__future__", *WELCOME}
-        and not {provider.lower() for provider in providers.get(name, [])} & declared
+        and not set(map(canonicalize_name, providers.get(name, []))) & declared
         and name not in optional
     }
     assert not undeclared, "\n".join(sorted(undeclared))

@@ -180,7 +180,7 @@ def test_all_reports_show_them(build, tmp_path):
     value = json.loads(done.stdout)
     assert [stage["rank"] for stage in value["pipelines"][0]["stages"]] == [0, 1, 2]
     assert "Pipeline bubbles" in page.read_text()
-    text = CliRunner().invoke(analyze, [str(trace)]).stdout
+    text = CliRunner().invoke(analyze, [str(trace), "--full"]).stdout
     assert "Pipeline of 3 stages, 4 microbatches" in " ".join(text.split())
 
 

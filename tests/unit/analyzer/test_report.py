@@ -95,7 +95,7 @@ def test_fail_on_fails_when_its_expression_holds(build, expression, error):
     else:
         assert type(result.exception) is error
     if error is not UsageError:
-        assert "On the critical path of a step" in result.stdout
+        assert "A step takes" in result.stdout
 
 
 def test_fail_on_a_number_that_the_trace_lacks_is_an_error_only_if_strict(build):

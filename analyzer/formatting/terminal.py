@@ -1,0 +1,160 @@
+"""Reports for a terminal: laid out for its width, and colored where it has colors."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.units import printable_words
+
+_NARROWEST: Final = 60
+_WIDEST: Final = 120
+_FALLBACK: Final = 80
+"""Columns where nobody says how many there are, as in a file or a pipe."""
+
+_BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[kMGT]?B|[kMGT]?bit/s)(?!\w))")
+
+_BAR: Final = "#"
+_BAR_COLORS: Final = {
+    "compute": "blue",
+    "transfer": "yellow",
+    "wait": "magenta",
+    "update": "cyan",
+    "data": "green",
+    "copy": "bright_blue",
+    "host": "bright_black",
+    "idle": "bright_black",
+}
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A text that is wrapped.
+
+    Attributes:
+        text: Made safe to print when it is laid out.
+        indent: Before every line after the first.
+        color: Of all its lines, where the terminal has colors.
+        bold: Whether it stands out there.
+        most_lines: Lines after which it is cut, with an ellipsis.
+    """
+
+    text: str
+    indent: str = ""
+    color: str | None = None
+    bold: bool = False
+    most_lines: int | None = None
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table that is split into several, one below the other, where it is too wide.
+
+    Attributes:
+        header: Names of the columns.
+        rows: Cells, made safe to print when they are laid out.
+        keys: The first columns, which are repeated in every part.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    keys: int = 1
+
+
+Line = str | Paragraph | TextTable
+"""A part of a section; a string is one line, or several if it is too long."""
+
+Section = list[Line]
+
+
+def terminal_width() -> int:
+    """The columns that a report may take: those of the terminal or of ``COLUMNS``, else 80.
+
+    Returns:
+        60 to 120: no narrower, as tables would not be readable, and no wider, as texts would not.
+    """
+    columns = shutil.get_terminal_size((_FALLBACK, 24)).columns
+    return max(_NARROWEST, min(columns, _WIDEST))
+
+
+def has_colors() -> bool:
+    """Whether standard output is a terminal whose user did not refuse colors by ``NO_COLOR``."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def layout(sections: Sequence[Section], width: int, *, colors: bool = False) -> str:
+    """Lays out sections, an empty line between them.
+
+    Args:
+        sections: Empty ones are left out. A string that begins a section is its title.
+        width: Columns that a line may take.
+        colors: Whether to color titles, headers of tables and bars.
+    """
+    return "\n\n".join(
+        "\n".join(
+            line
+            for number, each in enumerate(section)
+            for line in _lines(each, width, colors=colors, is_title=number == 0)
+        )
+        for section in sections
+        if section
+    )
+
+
+def _lines(line: Line, width: int, *, colors: bool, is_title: bool) -> list[str]:
+    if isinstance(line, TextTable):
+        lines = render(line.header, line.rows, width, keys=line.keys)
+        if not colors:
+            return lines
+        every = len(line.rows) + 1
+        return [
+            click.style(each, dim=True) if number % every == 0 else each
+            for number, each in enumerate(lines)
+        ]
+    if isinstance(line, Paragraph):
+        lines = wrapped(line.text, width, line.indent, line.most_lines)
+        if colors and (line.color or line.bold):
+            return [click.style(each, fg=line.color, bold=line.bold) for each in lines]
+        return lines
+    if line.endswith(_BAR):
+        return [_bar(line) if colors else line]
+    indent = line[: len(line) - len(line.lstrip())]
+    lines = [indent + each for each in wrapped(line.strip(), width - len(indent), "  ")]
+    return [click.style(each, bold=True) for each in lines] if colors and is_title else lines
+
+
+def _bar(line: str) -> str:
+    """Colors the bar at the end of a line by the line's first word."""
+    text = line.rstrip(_BAR)
+    return text + click.style(line[len(text) :], fg=_BAR_COLORS.get(text.split()[0]))
+
+
+def wrapped(text: str, width: int, indent: str = "", most_lines: int | None = None) -> list[str]:
+    """Wraps a text, safe to print.
+
+    Args:
+        text: Any text.
+        width: Columns that a line may take.
+        indent: Before every line after the first.
+        most_lines: Lines after which it is cut, with an ellipsis.
+    """
+    # A number keeps its unit: names have no such space, as it is not printable.
+    glued = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", printable_words(text))
+    lines = textwrap.wrap(
+        glued,
+        width,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        max_lines=most_lines,
+        placeholder=" …",
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
