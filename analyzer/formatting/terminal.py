@@ -23,17 +23,7 @@ _FALLBACK: Final = 80
 
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[kMGT]?B|[kMGT]?bit/s)(?!\w))")
 
-_BAR: Final = "#"
-_BAR_COLORS: Final = {
-    "compute": "blue",
-    "transfer": "yellow",
-    "wait": "magenta",
-    "update": "cyan",
-    "data": "green",
-    "copy": "bright_blue",
-    "host": "bright_black",
-    "idle": "bright_black",
-}
+_LONGEST_BAR: Final = 40
 
 
 @dataclass(frozen=True)
@@ -45,14 +35,12 @@ class Paragraph:
         indent: Before every line after the first.
         color: Of all its lines, where the terminal has colors.
         bold: Whether it stands out there.
-        most_lines: Lines after which it is cut, with an ellipsis.
     """
 
     text: str
     indent: str = ""
     color: str | None = None
     bold: bool = False
-    most_lines: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,22 @@ class TextTable:
     keys: int = 1
 
 
-Line = str | Paragraph | TextTable
+@dataclass(frozen=True)
+class Bar:
+    """A line that ends with a bar.
+
+    Attributes:
+        text: What stands before the bar, safe to print.
+        share: The length of the bar, as a share of the longest one.
+        color: Of the bar, where the terminal has colors.
+    """
+
+    text: str
+    share: float
+    color: str | None = None
+
+
+Line = str | Paragraph | TextTable | Bar
 """A part of a section; a string is one line, or several if it is too long."""
 
 Section = list[Line]
@@ -121,31 +124,26 @@ def _lines(line: Line, width: int, *, colors: bool, is_title: bool) -> list[str]
             for number, each in enumerate(lines)
         ]
     if isinstance(line, Paragraph):
-        lines = wrapped(line.text, width, line.indent, line.most_lines)
+        lines = wrapped(line.text, width, line.indent)
         if colors and (line.color or line.bold):
             return [click.style(each, fg=line.color, bold=line.bold) for each in lines]
         return lines
-    if line.endswith(_BAR):
-        return [_bar(line) if colors else line]
+    if isinstance(line, Bar):
+        longest = min(_LONGEST_BAR, width - len(line.text) - 2)
+        bar = "#" * max(1, round(line.share * longest))
+        return [f"{line.text}  {click.style(bar, fg=line.color) if colors else bar}"]
     indent = line[: len(line) - len(line.lstrip())]
     lines = [indent + each for each in wrapped(line.strip(), width - len(indent), "  ")]
     return [click.style(each, bold=True) for each in lines] if colors and is_title else lines
 
 
-def _bar(line: str) -> str:
-    """Colors the bar at the end of a line by the line's first word."""
-    text = line.rstrip(_BAR)
-    return text + click.style(line[len(text) :], fg=_BAR_COLORS.get(text.split()[0]))
-
-
-def wrapped(text: str, width: int, indent: str = "", most_lines: int | None = None) -> list[str]:
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """Wraps a text, safe to print.
 
     Args:
         text: Any text.
         width: Columns that a line may take.
         indent: Before every line after the first.
-        most_lines: Lines after which it is cut, with an ellipsis.
     """
     # A number keeps its unit: names have no such space, as it is not printable.
     glued = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", printable_words(text))
@@ -154,7 +152,5 @@ def wrapped(text: str, width: int, indent: str = "", most_lines: int | None = No
         width,
         subsequent_indent=indent,
         break_on_hyphens=False,
-        max_lines=most_lines,
-        placeholder=" …",
     )
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -5,11 +5,12 @@ This module renders an `Analysis` and reads no files.
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from typing import Any, Final, Literal
 
 from ddltrace.analyzer.findings.advice import path_shares
 from ddltrace.analyzer.formatting.kernel_names import kernel_text
-from ddltrace.analyzer.formatting.terminal import Paragraph, Section, TextTable, layout
+from ddltrace.analyzer.formatting.terminal import Bar, Paragraph, Section, TextTable, layout
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
@@ -42,7 +43,14 @@ from ddltrace.analyzer.report.sentences import (
     sentences,
 )
 
-_BAR: Final = 40
+_BAR_COLORS: Final = {
+    "compute": "blue",
+    "transfer": "yellow",
+    "wait": "magenta",
+    "update": "cyan",
+    "data": "green",
+    "copy": "bright_blue",
+}
 _MAX_NOTES: Final = 8
 _MAX_RANKS: Final = 16
 _MAX_ROWS: Final = 8
@@ -59,7 +67,11 @@ MOST_LINES: Final = 20
 _LAST_LINES: Final = 3
 """An empty line, the command that shows all, and the command that comes next."""
 
+_FIRST_NOTES: Final = 4
 _CAUSES: Final = 3
+_Detail = Literal["evidence", "advice", "first clause"]
+_DETAILS: Final[tuple[_Detail, ...]] = ("first clause", "advice", "evidence")
+_CLAUSE_END: Final = re.compile(r"[;:] | \(")
 _PARTS: Final = {
     "communication": "transfer of messages",
     "compute": "compute",
@@ -117,45 +129,60 @@ def render_report(analysis: Analysis, width: int = 100, *, colors: bool = False)
 def render_first_screen(analysis: Analysis, width: int, *, colors: bool = False) -> str:
     """Returns what a reader needs first: the verdict, and the three changes that save most.
 
-    The verdict is always whole; of the changes, as many are shown as fit. With the line of the next
-    command it takes 20 lines in a terminal of 80 columns, unless the verdict alone takes more.
+    Verdict and notes are always whole; of the changes, as many are shown as fit. With the commands
+    that come next it takes at most 20 lines, unless verdict and notes alone take more.
 
     Args:
         analysis: The measured trace.
         width: Columns that a line may take.
         colors: Whether to color it.
     """
-    top: Section = [Paragraph(_job(analysis.trace), "  ", bold=True)]
-    notes = notes_of(analysis)
-    if notes:
-        more = f" ({counted(len(notes) - 1, 'more note')})" if len(notes) > 1 else ""
-        top.append(Paragraph(f"! {notes[0]}{more}", "  ", "yellow", most_lines=2))
     said = sentences(analysis)  # the last one proposes a change, of which more follow
-    top += [Paragraph(each) for each in (said[:-1] if analysis.findings else said)]
+    top: Section = [
+        *map(Paragraph, said[:-1] if analysis.findings else said),
+        Paragraph(_job(analysis.trace), "  ", bold=True),
+    ]
+    notes = notes_of(analysis)
+    top += [Paragraph(f"! {note}", "  ", "yellow") for note in notes[:_FIRST_NOTES]]
+    if len(notes) > _FIRST_NOTES:
+        top.append(f"! {counted(len(notes) - _FIRST_NOTES, 'more note')}")
     findings = analysis.findings[:_CAUSES]
-    for count in range(len(findings), 0, -1):
-        for with_evidence in (True, False):
-            changes = [
-                _change(number, finding, with_evidence=with_evidence)
-                for number, finding in enumerate(findings[:count], start=1)
-            ]
-            title = "What could make the step shorter"
-            text = layout([top, [title, *changes]], width, colors=colors)
-            if text.count("\n") < MOST_LINES - _LAST_LINES:
-                return text
+    details = [len(_DETAILS) - 1] * len(findings)
+    while details:
+        changes = [
+            Paragraph(f"{number}. {_change(finding, _DETAILS[detail])}", "   ")
+            for number, (finding, detail) in enumerate(
+                zip(findings[: len(details)], details, strict=True), start=1
+            )
+        ]
+        title = "What could make the step shorter"
+        text = layout([top, [title, *changes]], width, colors=colors)
+        if text.count("\n") < MOST_LINES - _LAST_LINES:
+            return text
+        most = max(details)  # the last of those that say most says less
+        place = len(details) - 1 - details[::-1].index(most)
+        if most:
+            details[place] -= 1
+        else:
+            details.pop()
     return layout([top], width, colors=colors)
 
 
-def _change(number: int, finding: Finding, *, with_evidence: bool) -> Paragraph:
-    """A finding in few words, without what it is based on where that takes too much room."""
+def _change(finding: Finding, detail: _Detail) -> str:
+    """A finding in one sentence or two, as long as there is room for."""
     saves = f", at most {time_text(finding.saves_us)} a step" if finding.has_saving else ""
     unsure = " (unsure)" if finding.unsure else ""
-    said = f"{printable(finding.advice)}."
-    if with_evidence or not finding.has_saving:
+    said = printable(finding.advice)
+    if detail == "first clause":
+        said = _CLAUSE_END.split(said, maxsplit=1)[0]
+    if detail == "evidence" or not finding.has_saving:
         said = f"{printable(finding.evidence)}. Try: {said}"
-    return Paragraph(
-        f"{number}. {_PARTS.get(finding.kind, finding.kind)}{saves}{unsure}: {said}", "   "
-    )
+    part = _PARTS.get(finding.kind, finding.kind)
+    if finding.rank is not None:
+        part = f"{part} on rank {finding.rank}"
+        if finding.kind == "straggler":
+            part = f"waiting for rank {finding.rank}"
+    return f"{part}{saves}{unsure}: {said}."
 
 
 def _sentences(analysis: Analysis) -> Section:
@@ -209,8 +236,8 @@ def _path(analysis: Analysis) -> Section:
     lines: Section = ["On the critical path of a step (mean; the parts sum to the step)"]
     for name, share in shares.items():
         if share:
-            bar = "#" * max(1, round(share * _BAR))
-            lines.append(f"  {name:<9} {time_text(share * mean):>10} {share_text(share):>8}  {bar}")
+            text = f"  {name:<9} {time_text(share * mean):>10} {share_text(share):>8}"
+            lines.append(Bar(text, share, _BAR_COLORS.get(name)))
     header = ["largest parts", "what", "rank", "a step", "share", "saves alone"]
     parts = [part for part in analysis.critical_path if part.name is not None][:_MAX_ROWS]
     rows = [

@@ -37,7 +37,7 @@ def test_each_rank_dies_in_its_own_way(tmp_path: Path) -> None:
     )
     assert (plain.status, json.loads(plain.stdout)) == (0, WAYS), plain.stderr
     assert (done.status, done.stdout) == (0, plain.stdout), done.stderr
-    report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
+    report = run([*DDLTRACE, "analyze", str(trace), "--full"], cwd=tmp_path)
     assert report.status == 0, report.stderr
     infos = {info.rank: info for info in read_run(trace).ranks}
     for rank, way in enumerate(WAYS):
@@ -66,7 +66,7 @@ def test_ranks_that_the_kernel_kills_for_want_of_memory(tmp_path: Path) -> None:
     assert [deaths[rank]["status"] for rank in range(victims + 1)] == [0, *[-9] * victims]
     lost_ms = [deaths[rank]["lost_ms"] for rank in range(1, victims + 1)]
     assert max(lost_ms) < 1000, lost_ms
-    report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
+    report = run([*DDLTRACE, "analyze", str(trace), "--full"], cwd=tmp_path)
     assert report.status == 0, report.stderr
     for info in read_run(trace).ranks:
         table, _ = read_events(trace, info.segment)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +61,72 @@ def test_the_report_begins_with_three_sentences_and_fits(build):
     text = " ".join(lines[:6])
     assert "To try: " in text
     assert max(map(columns_of, lines)) <= 100
+
+
+SAMPLES = sorted(
+    path.parent for path in (Path(__file__).parents[3] / "sample_traces").rglob("run.json")
+)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
+def test_the_first_screen_holds_verdict_changes_and_next_command(sample, tmp_path):
+    shutil.copytree(sample, tmp_path / sample.name)  # without the cache of another analysis
+    environment = {"COLUMNS": "80"}
+    shown = CliRunner(env=environment).invoke(analyze, [str(tmp_path / sample.name)])
+    lines = shown.stdout.splitlines()
+    assert len(lines) <= 20
+    assert lines[0].startswith("A step takes ")
+    assert [line[:2] for line in lines if re.match(r"\d\. ", line)] == ["1.", "2.", "3."]
+    assert lines[-2:-1] == ["All tables: the same command with --full"]
+    assert lines[-1].startswith("Next: ddltrace dashboard ")
+    path = str(tmp_path)
+    for width in (60, 80, 120):
+        for options in ([], ["--full"]):
+            shown = CliRunner(env={"COLUMNS": str(width)}).invoke(
+                analyze, [str(tmp_path / sample.name), *options]
+            )
+            assert shown.exit_code == 0, shown.output
+            lines = [line for line in shown.stdout.splitlines() if path not in line]
+            assert max(map(columns_of, lines)) <= width
+
+
+def test_a_terminal_gets_colors_unless_they_are_refused(build):
+    path = _training(build(2)).write()
+    shown = {}
+    for refused in ("", "1"):
+        leader, follower = pty.openpty()
+        command = [sys.executable, "-m", "ddltrace", "analyze", str(path), "--full"]
+        environment = os.environ | {"NO_COLOR": refused}
+        with subprocess.Popen(command, stdout=follower, env=environment):
+            os.close(follower)
+            shown[refused] = _all_of(leader)
+    assert "\x1b[1m" in shown[""]
+    assert "\x1b" not in shown["1"]
+    assert re.sub(r"\x1b\[\d*m", "", shown[""]) == shown["1"]
+
+
+def _all_of(terminal: int) -> str:
+    """What is printed to a terminal until its last program ends."""
+    found = b""
+    with open(terminal, "rb", buffering=0) as stream, contextlib.suppress(OSError):
+        while part := stream.read(65536):
+            found += part
+    return found.decode()
+
+
+def test_a_wide_table_is_split_and_loses_nothing():
+    header = ["operation", "group", *(f"<column {number}>" for number in range(12))]
+    rows = [
+        ["all_reduce " * 4, "0", *(f"<{line}.{number} ms>" for number in range(12))]
+        for line in range(3)
+    ]
+    lines = render(header, rows, 60, keys=2)
+    assert max(map(columns_of, lines)) <= 60
+    assert len(lines) % (len(rows) + 1) == 0
+    assert sum("operation" in line and "group" in line for line in lines) == len(lines) // 4
+    for cells in [header, *rows]:
+        assert all(sum(cell in line for line in lines) == 1 for cell in cells[2:])
+    assert len(render(header[:4], [row[:4] for row in rows], 60, keys=2)) == len(rows) + 1
 
 
 def test_names_of_strangers_do_not_act(build):
