@@ -42,15 +42,28 @@ def triggered(shape: type[Shape]) -> Shape | None:
     Raises:
         BadRequest: The id has the form of no component.
     """
-    try:
-        found: Any = dash.ctx.triggered_id
-    except Exception as error:  # the text of the id is the request's
-        raise BadRequest(_NOT_OF_A_PAGE) from error
+    found = _triggered_id()
     if found is None or isinstance(found, str):
         return None
     if not matches(found, shape):
         raise BadRequest(_NOT_OF_A_PAGE)
     return typing.cast("Shape", dict(found))
+
+
+def was_triggered_by(name: str) -> bool:
+    """Whether the component of an id triggered a callback.
+
+    Raises:
+        BadRequest: The id has the form of no component.
+    """
+    return bool(_triggered_id() == name)
+
+
+def _triggered_id() -> Any:
+    try:
+        return dash.ctx.triggered_id
+    except Exception as error:  # the text of the id is the request's
+        raise BadRequest(_NOT_OF_A_PAGE) from error
 
 
 def matches(value: object, hint: Any) -> bool:

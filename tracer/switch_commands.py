@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ddltrace.tracer.config import LEVELS
-from ddltrace.tracer.connections.requests import NAME, PREFIX, ask
-from ddltrace.tracer.errors import DdltraceError, UsageError
+from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.next_command import print_next_command
-from ddltrace.tracer.trace.liveness import takes_orders
-
-_TIMEOUT_S = 30.0
+from ddltrace.tracer.switch_orders import give_order, ranges_text, sockets_of_process
 
 _target = click.argument("target")
 _ranks = click.option(
@@ -56,7 +52,7 @@ def on(target: str, ranks: str | None, as_json: bool, steps: int | None, level: 
     The job was started by ddltrace run, with --off if nothing was to be recorded at first.
     """
     order = {"action": "on", "steps": steps, "level": level, "ranks": _rank_list(ranks)}
-    answer = _order(target, order)
+    answer = give_order(target, order)
     if steps is None:
         done = f"recording from step {answer['step']} on"
     else:
@@ -76,7 +72,7 @@ its ranks on this host. The exit status is 1 if a rank cannot follow.""",
 @_options
 def off(target: str, ranks: str | None, as_json: bool) -> int:
     """Stop recording, on all ranks at the same step. The job runs on, and can be recorded again."""
-    answer = _order(target, {"action": "off", "ranks": _rank_list(ranks)})
+    answer = give_order(target, {"action": "off", "ranks": _rank_list(ranks)})
     return _report(answer, f"not recording from step {answer['step']} on", as_json=as_json)
 
 
@@ -98,7 +94,7 @@ def level(target: str, level: str, ranks: str | None, as_json: bool) -> int:
     operators of three steps.
     """
     order = {"action": "level", "level": level, "ranks": _rank_list(ranks)}
-    answer = _order(target, order)
+    answer = give_order(target, order)
     done = f"level {level} from step {answer['step']} on, where and when it is recorded"
     return _report(answer, done, as_json=as_json)
 
@@ -115,7 +111,7 @@ def attach(pid: int) -> int:
     A job that was started by ddltrace run, or that has called ddltrace.arm, can be recorded at any
     time: see ddltrace on. Others cannot.
     """
-    if next(_sockets_of_process(pid), None) is not None:
+    if next(sockets_of_process(pid), None) is not None:
         click.echo(f"process {pid} is armed")
         print_next_command("on", pid, "--steps", 50)
         return 0
@@ -139,84 +135,7 @@ def _report(answer: dict[str, Any], done: str, *, as_json: bool) -> int:
         click.echo(json.dumps(answer))
     else:
         if answer["ranks"]:
-            click.echo(f"{done}: ranks {_listed(answer['ranks'])}")
+            click.echo(f"{done}: ranks {ranges_text(answer['ranks'])}")
         for rank in answer["missing"]:
             click.echo(f"rank {rank} cannot follow: {answer['reasons'][str(rank)]}")
     return 1 if answer["missing"] or not answer["ranks"] else 0
-
-
-def _listed(ranks: list[int]) -> str:
-    """Ranks as ranges, such as ``0-3,7``."""
-    ranges: list[list[int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
-
-
-def _order(target: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Gives an order to the job, through the first of its ranks that answers.
-
-    Raises:
-        UsageError: The target is no running job of this user on this host.
-        DdltraceError: No rank carried it out.
-    """
-    paths = list(_sockets_of(target))
-    if not paths:
-        raise UsageError(
-            f"{target}: no rank of a running job was found here that takes orders (is the job on "
-            "another host, of another user, or has it not joined its process group yet?)"
-        )
-    failure: OSError | None = None
-    for path in paths:
-        try:
-            answer = ask(path, {"do": "order", **order}, _TIMEOUT_S)
-        except OSError as error:
-            failure = error
-            continue
-        if "error" in answer:
-            raise DdltraceError(f"{target}: {str(answer['error'])[:200]}")
-        return answer
-    raise DdltraceError(f"{target}: no rank answers: {failure}")
-
-
-def _sockets_of(target: str) -> Iterator[str]:
-    if target.isdigit() and not Path(target).exists():
-        yield from _sockets_of_process(int(target))
-    else:
-        yield from _sockets_of_trace(Path(target))
-
-
-def _sockets_of_trace(directory: Path) -> Iterator[str]:
-    """The sockets of the ranks of this host that record into a directory or its parts."""
-    from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars
-    from ddltrace.tracer.trace.trace_files import parts_of
-
-    read_run_file(directory)
-    for folder in (directory, *parts_of(directory)):
-        infos = sorted(read_sidecars(folder, []), key=lambda info: (-info.attempt, info.rank))
-        for info in infos:
-            if takes_orders(info):
-                yield info.control
-
-
-def _sockets_of_process(pid: int) -> Iterator[str]:
-    """The sockets of a process and of the processes below it."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error as error:
-        raise UsageError(f"process {pid} cannot be looked at: {error}") from error
-    for member in family:
-        try:
-            connections = member.net_connections(kind="unix")
-        except psutil.Error:
-            continue  # it has ended, or belongs to another user
-        for connection in connections:
-            path = Path(str(connection.laddr))
-            if path.name == NAME and path.parent.name.startswith(f"{PREFIX}{member.pid}-"):
-                yield str(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
 
@@ -75,6 +75,7 @@ class LiveState:
         alerts: What is wrong, the most likely cause first.
         lanes: The last steps as a timeline.
         lane_steps: The steps that `lanes` shows; None without any.
+        off: Ranks whose recording is switched off.
         notes: Parts of the trace that cannot be read.
     """
 
@@ -88,4 +89,5 @@ class LiveState:
     alerts: tuple[Alert, ...] = ()
     lanes: tuple[LiveLane, ...] = ()
     lane_steps: tuple[int, int] | None = None
-    notes: tuple[str, ...] = field(default=())
+    off: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -62,10 +62,13 @@ class LiveTrace:
 
     Args:
         directory: The trace directory.
+
+    Attributes:
+        directory: The same.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._lock = threading.Lock()
         self._ranks: dict[str, LiveRank] = {}
         self._counters: dict[str, CounterTail] = {}
@@ -126,7 +129,7 @@ class LiveTrace:
             self._stop_watching()
 
     def _look(self) -> LiveState:
-        run = read_run(self._directory)
+        run = read_run(self.directory)
         running = run.status == "running"
         ends = self._watch(run) if running else self._last_ends()
         for info in run.ranks:
@@ -139,14 +142,15 @@ class LiveTrace:
             exit_status=run.exit_status,
             world_size=max((info.world_size for info in run.ranks), default=0),
             alerts=find_alerts(ranks, signs, running=running),
+            off=tuple(rank.info.rank for rank in ranks if rank.info.is_off),
             notes=tuple(self._notes.values()),
             **self._measures(ranks, signs),
         )
 
     def _watch(self, run: RunInfo) -> dict[str, End]:
         """Observes the processes of this host; their ends so far."""
-        folders = {event_path(self._directory, info.segment).parent for info in run.ranks}
-        for folder in folders or {self._directory}:
+        folders = {event_path(self.directory, info.segment).parent for info in run.ranks}
+        for folder in folders or {self.directory}:
             if folder not in self._ends_of:
                 with contextlib.suppress(OSError, RuntimeError):
                     watch = RankEnds(folder)
@@ -165,7 +169,7 @@ class LiveTrace:
         """Reads the events that one process has written since the last read."""
         rank = self._ranks.get(info.segment)
         if rank is None:
-            path = event_path(self._directory, info.segment)
+            path = event_path(self.directory, info.segment)
             if path.suffix != STREAM_SUFFIX or not path.exists():
                 return
             try:
@@ -176,7 +180,7 @@ class LiveTrace:
             self._ranks[info.segment] = rank
             with contextlib.suppress(OSError):
                 self._counters[info.segment] = CounterTail(
-                    counters_path(self._directory, info.segment)
+                    counters_path(self.directory, info.segment)
                 )
         rank.info = info
         if info.segment in self._notes:
@@ -225,7 +229,7 @@ class LiveTrace:
                 self._heard.pop(info.segment, None)
                 continue
             try:
-                size = counters_path(self._directory, info.segment).stat().st_size
+                size = counters_path(self.directory, info.segment).stat().st_size
             except OSError:
                 continue
             known, since_s = self._heard.get(info.segment, (-1, 0.0))

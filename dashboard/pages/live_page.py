@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dash
 import numpy as np
 import plotly.graph_objects as go
-from dash import Input, Output, State, dcc, html
+from dash import Input, Output, State, dcc, html, no_update
 
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
@@ -18,10 +18,13 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.analyzer.report.figures import base_figure
 from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.callbacks import was_triggered_by
 from ddltrace.dashboard.theme import GRAPH_CONFIG, dress, parse_theme
 from ddltrace.dashboard.widgets import card, empty, notes_box, save_buttons, table, tiles
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.config import LEVELS
+from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
+from ddltrace.tracer.switch_orders import give_order, ranges_text, sockets_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -34,6 +37,7 @@ _REFRESH_MS: Final = 1000
 _RECENT_STEPS: Final = 20
 _LANE_HEIGHT: Final = 26
 _STEPS_HEIGHT: Final = 260
+_SWITCHED_STEPS: Final = 50
 _HEADS: Final = (
     *("rank", "step", "step time", "overlap", "last to collectives", "late by"),
     *("processor", "memory", "last event"),
@@ -62,6 +66,7 @@ def live_page(workspace: Workspace, address: Address) -> Component:
             html.Div(summary(state), id="live-tiles"),
             html.Div(
                 [
+                    _switch(workspace, address),
                     card(
                         "Step time",
                         _graph("live-steps", _STEPS_HEIGHT),
@@ -91,6 +96,36 @@ def live_page(workspace: Workspace, address: Address) -> Component:
     )
 
 
+def _switch(workspace: Workspace, address: Address) -> Component | None:
+    """The buttons that switch recording; None if no rank of this host takes orders."""
+    if next(sockets_of(str(workspace.live(address.trace).directory)), None) is None:
+        return None
+    return card(
+        "Recording",
+        html.Div(
+            [
+                html.Label("Steps", htmlFor="switch-steps"),
+                dcc.Input(id="switch-steps", type="number", min=1, step=1, value=_SWITCHED_STEPS),
+                html.Label("Level of detail", htmlFor="switch-level"),
+                dcc.Dropdown(
+                    [{"label": level, "value": level} for level in LEVELS],
+                    id="switch-level",
+                    placeholder="as started",
+                    searchable=False,
+                    className="chooser",
+                ),
+                html.Button("Record", id="switch-on", className="action"),
+                html.Button("Stop recording", id="switch-off", className="action second"),
+            ],
+            className="actions",
+        ),
+        dcc.Loading(html.P(id="switch-answer", role="status"), delay_show=300),
+        hint="All ranks change with the same step. Without a number of steps, the job is recorded "
+        "until you stop it.",
+        wide=True,
+    )
+
+
 def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     """Adds the callback that updates the page."""
 
@@ -100,12 +135,39 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
             state = workspace.live(address.trace).state()
         except TraceError as error:
             gone = html.P(printable(str(error)), className="warning")
-            return (gone, *[dash.no_update] * 5)
+            return (gone, *[no_update] * 5)
         figures = [
             dress(figure, parse_theme(theme)) for figure in (steps_figure(state), lanes(state))
         ]
         ended = state.status != "running"
         return (headline(workspace, state, address), summary(state), ranks(state), *figures, ended)
+
+    def switch(
+        on: int | None, off: int | None, steps: int | None, level: str | None, search: str | None
+    ) -> Any:
+        if not on and not off:
+            return no_update
+        action = "on" if was_triggered_by("switch-on") else "off"
+        if level not in (None, *LEVELS) or (steps is not None and steps < 1):
+            return "The number of steps is at least 1."
+        order: dict[str, Any] = {"action": action, "ranks": None}
+        if action == "on":
+            order |= {"steps": steps, "level": level}
+        try:
+            path = workspace.live(Address.parse(search).trace).directory
+            return _answer_text(give_order(str(path), order), action, steps)
+        except DdltraceError as error:
+            return printable(str(error))
+
+    app.callback(
+        Output("switch-answer", "children"),
+        Input("switch-on", "n_clicks"),
+        Input("switch-off", "n_clicks"),
+        State("switch-steps", "value"),
+        State("switch-level", "value"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(switch)
 
     app.callback(
         Output("live-status", "children"),
@@ -118,6 +180,22 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         State("url", "search"),
         State("theme", "data"),
     )(update)
+
+
+def _answer_text(answer: dict[str, Any], action: str, steps: int | None) -> str:
+    """What the ranks do after an order, in one sentence or two."""
+    said = []
+    if answer["ranks"]:
+        ranks = ranges_text(answer["ranks"])
+        first = answer["step"] or 0
+        until = f"steps {first} to {first + steps - 1}" if steps else f"from step {first} on"
+        done = f"record {until}" if action == "on" else f"do not record from step {first} on"
+        said.append(f"Ranks {ranks} {done}.")
+    said += [
+        f"Rank {rank} cannot follow: {printable(str(answer['reasons'][str(rank)]))}."
+        for rank in answer["missing"]
+    ]
+    return " ".join(said)
 
 
 def headline(workspace: Workspace, state: LiveState, address: Address) -> list[Any]:
@@ -148,7 +226,10 @@ def _sentence(state: LiveState) -> str:
             return "The job has been started; no rank has recorded anything yet"
         count, dead = len(state.rows), len(_dead(state))
         on = f"{count - dead} of {count}" if dead else f"{count}"
-        return f"The job is running: {steps} so far on {on} ranks"
+        if len(state.off) == count:
+            return f"The job is running and is not recorded now: {steps} recorded on {on} ranks"
+        off = f", {len(state.off)} of which are not recorded now" if state.off else ""
+        return f"The job is running: {steps} so far on {on} ranks{off}"
     return f"{_end(state)}, after {steps}" if state.rows else _end(state)
 
 

@@ -81,3 +81,53 @@ def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) 
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def test_recording_is_switched_from_the_page(browser: Any, tmp_path: Path) -> None:
+    trace, log, enough = tmp_path / "trace", tmp_path / "log", tmp_path / "enough"
+    job = on_ranks("switched.py", "ddp", "until", str(enough))
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            traced(trace, job, "--off", "--dashboard"),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+        )
+    troubles: list[str] = []
+    try:
+        address = address_of(log, process)
+        deadline = time.monotonic() + PATIENCE_S
+        while not (tmp_path / "trains").exists():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        page = new_page(browser, viewport={"width": 1280, "height": 900})
+        page.on("pageerror", lambda error: troubles.append(f"error {error}"))
+        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        page.goto(address)
+        page.wait_for_selector("text=is not recorded now")
+        page.fill("#switch-steps", "5")
+        page.click("#switch-on")
+        page.wait_for_selector("text=/Ranks 0-1 record steps [0-9]+ to [0-9]+/")
+        said = page.inner_text("#switch-answer")
+        first, last = map(int, re.findall(r"steps (\d+) to (\d+)", said)[0])
+        until(page, "() => /: 5 steps recorded/.test(document.body.innerText)")
+        page.fill("#switch-steps", "")
+        page.click("#switch-on")
+        page.wait_for_selector("text=/Ranks 0-1 record from step [0-9]+ on/")
+        begin = int(re.findall(r"from step (\d+) on", page.inner_text("#switch-answer"))[0])
+        page.click("#switch-off")
+        page.wait_for_selector("text=/Ranks 0-1 do not record from step [0-9]+ on/")
+        said = page.inner_text("#switch-answer")
+        end = int(re.findall(r"from step (\d+) on", said)[0])
+        count = 5 + end - begin
+        until(page, f"() => /: {count} steps recorded/.test(document.body.innerText)")
+        assert not troubles, troubles
+        page.close()
+    finally:
+        enough.touch()
+        process.wait(60)
+    of_ranks = [info.windows for info in read_run(trace).ranks]
+    assert of_ranks[0] == of_ranks[1]
+    windows = [(window["first"], window["stop"]) for window in of_ranks[0]]
+    assert windows == [(0, 0), (first, last + 1), (begin, end)]

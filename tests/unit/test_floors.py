@@ -118,6 +118,7 @@ ORDER = {
             "annotate",
             "codec_events",
             "gather_commands",
+            "switch_orders",
             "switch_commands",
             "commands",
             "__init__",
