@@ -116,6 +116,7 @@ def test_recording_is_switched_from_the_page(browser: Any, tmp_path: Path) -> No
         page.click("#switch-on")
         page.wait_for_selector("text=/Ranks 0-1 record from step [0-9]+ on/")
         begin = int(re.findall(r"from step (\d+) on", page.inner_text("#switch-answer"))[0])
+        until(page, "() => /steps so far on 2 ranks$/m.test(document.body.innerText)")
         page.click("#switch-off")
         page.wait_for_selector("text=/Ranks 0-1 do not record from step [0-9]+ on/")
         said = page.inner_text("#switch-answer")
