@@ -399,7 +399,10 @@ def _add_figure_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     def show_details(
-        selected: _Selected | None, measured: list[int] | None, number: int
+        selected: _Selected | None,
+        measured: list[int] | None,
+        ranks: list[int] | None,
+        number: int,
     ) -> tuple[Any, Any]:
         try:
             opened = workspace.get(number)
@@ -408,7 +411,7 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
                 and ctx.triggered_id == "timeline"
                 and "timeline.range" in ctx.triggered_prop_ids
             ):
-                return range_panel(opened, measured[0], measured[-1]), []
+                return range_panel(opened, measured[0], measured[-1], ranks or ()), []
             if selected:
                 rank, event = selected["rank"], selected["event"]
                 if rank == NO_RANK:
@@ -423,6 +426,7 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         Output("timeline", "flow"),
         Input("timeline", "selected"),
         Input("timeline", "range"),
+        State("timeline", "ranks"),
         State("timeline", "trace"),
     )(show_details)
 

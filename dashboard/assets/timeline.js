@@ -13,6 +13,7 @@
   const IDLE_MS = 300; // the view rests if it has not changed for this long
   const PATIENCE_MS = 10000; // counters and critical path are loaded then, even if it does not rest
   const RULER_HEIGHT = 28;
+  const PIN_WIDTH = 44; // px at the end of a rank's head
   const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
   const MINIMAP_HEIGHT = 56;
 
@@ -29,6 +30,7 @@
     ["W  S", "Zoom in, out at the pointer"], ["A  D", "Pan left, right"],
     ["↑  ↓", "Scroll"], ["Ctrl + wheel", "Zoom"], ["Shift + wheel", "Pan"],
     ["Drag", "Pan"], [MEASURE, "Measure a range"],
+    ["P", "Pin the selected rank, or unpin it"], ["[  ]", "Lower, higher rows"],
     ["F", "Fit the selection, or everything"], ["Double click", "Fit an event, or everything"],
     [".  ,", "Next, previous event in its row"], ["Enter", "Next hit (Shift: previous)"],
     ["/", "Search"], ["Esc", "Clear"], ["?", "These keys"],
@@ -72,6 +74,11 @@
       this.search = this.bar.appendChild(element("input", "tl-search"));
       Object.assign(this.search, { type: "search", placeholder: "Search layers, tensors, operations   /", maxLength: 200, spellcheck: false });
       this.search.setAttribute("aria-label", "Search events by name or tensor");
+      this.rowFilter = this.bar.appendChild(element("input", "tl-search tl-rows"));
+      Object.assign(this.rowFilter, { type: "search", placeholder: "Rows: 3, comm, stream", maxLength: 100, spellcheck: false });
+      this.rowFilter.title = "Show only rows that match: a rank's number, a kind, a part of a lane's name";
+      this.rowFilter.setAttribute("aria-label", "Show only rows that match");
+      this.kinds = this.bar.appendChild(element("details", "tl-kinds"));
       this.found = this.bar.appendChild(element("span", "tl-found"));
       this.found.setAttribute("role", "status");
       this.reading = this.bar.appendChild(element("span", "tl-reading"));
@@ -92,6 +99,8 @@
       button("Fit", "Fit (F)", () => this.fit());
       button("PNG", "Save what is shown as a PNG image", () => {}).classList.add("save-png");
       button("SVG", "Save what is shown as an SVG image", () => {}).classList.add("save-svg");
+      button("▁", "Lower rows ([)", () => this.stretchBy(1 / 1.25));
+      button("▇", "Higher rows (])", () => this.stretchBy(1.25));
       this.foldButton = button("Fold", "Fold or unfold all ranks", () => this.foldAll());
       button("?", "Keys (?)", () => this.help());
       this.minimapCanvas = root.appendChild(element("canvas", "tl-minimap"));
@@ -143,6 +152,7 @@
         return;
       }
       this.showLegend();
+      this.showKinds();
       this.restore();
       if (this.props.sync) this.join(this.props.sync);
       this.say("");
@@ -190,11 +200,12 @@
     // Replaces the tracks and keeps what is on the screen.
     restage(layout) {
       const { t0, t1, scroll, isWhole } = this.view;
-      const folded = this.scene.foldedText(), shut = this.scene.shutText();
+      const folded = this.scene.foldedText(), shut = this.scene.shutText(), rows = this.scene.rowsText();
       this.layout = layout;
       this.scene = new ns.Scene(layout);
       this.scene.foldAs(folded);
       this.scene.shutAs(shut);
+      this.scene.rowsAs(rows);
       this.view.span = Math.max(1, layout.span);
       if (isWhole) this.view.fit(); else this.view.set(t0, t1);
       this.view.scroll = scroll;
@@ -230,6 +241,7 @@
       const { tracks } = await this.source.counters().catch(() => ({ tracks: [] }));
       if (this.closed || !tracks.length) return;
       this.scene.countersCame(tracks);
+      this.showKinds();
       this.root.dataset.counters = String(tracks.length);
       this.changed(true);
     }
@@ -250,6 +262,9 @@
       const link = ns.readLink(this.props.link);
       this.scene.foldAs(link.folded);
       this.scene.shutAs(link.shut);
+      this.scene.rowsAs(link.rows);
+      this.rowFilter.value = this.scene.wanted;
+      this.showKinds();
       if (link.window && link.window[1] > link.window[0]) this.view.set(...link.window);
       else this.view.fit();
       this.view.scroll = Math.max(0, link.scroll);
@@ -277,6 +292,23 @@
         item.style.setProperty("--swatch", `var(--${role})`);
       }
     }
+
+    // The kinds of tracks, each of which can be hidden.
+    showKinds() {
+      const all = this.scene.ranks.flatMap((rank) => rank.tracks.map((track) => track.kind));
+      const kinds = Object.keys(ns.TITLE).filter((kind) => all.includes(kind));
+      this.kinds.replaceChildren(element("summary", "", "Kinds"));
+      const list = this.kinds.appendChild(element("div"));
+      for (const kind of kinds) {
+        const label = list.appendChild(element("label", "", ns.TITLE[kind]));
+        const box = element("input");
+        Object.assign(box, { type: "checkbox", checked: !this.scene.hidden.has(kind) });
+        box.addEventListener("change", () => this.act(() => this.scene.toggleKind(kind)));
+        label.prepend(box);
+      }
+    }
+
+    stretchBy(factor) { if (this.scene) this.act(() => this.scene.stretchBy(factor)); }
 
     // Lost events and uncertain times, which affect how the timeline is read.
     showNotes(notes) {
@@ -313,6 +345,7 @@
       on(document, "keyup", (e) => this.held.delete(e.key.toLowerCase()));
       on(window, "hashchange", () => this.linkChanged());
       on(window, "blur", () => this.held.clear());
+      on(this.rowFilter, "input", () => { if (this.scene) this.act(() => this.scene.filter(this.rowFilter.value)); });
       on(this.search, "input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.find(this.search.value.trim()), 180); });
       on(this.search, "keydown", (e) => {
         if (e.key === "Enter") this.nextHit(e.shiftKey ? -1 : 1);
@@ -357,7 +390,8 @@
       this.view.scroll = this.scrolled(this.view.scroll);
       const margin = height / 2;
       const lines = this.scene.between(this.view.scroll - margin, this.view.scroll + height + margin);
-      const rows = lines.map((line) => line.row).filter((row) => row >= 0).slice(0, 500).sort((a, b) => a - b);
+      const fixed = this.scene.between(0, this.scene.pinnedHeight);
+      const rows = [...new Set([...fixed, ...lines])].map((line) => line.row).filter((row) => row >= 0).slice(0, 500).sort((a, b) => a - b);
       if (rows.length) {
         this.source.request({
           t0: this.view.t0, t1: this.view.t1, span: this.view.span, rows, query: this.query,
@@ -468,6 +502,8 @@
       if (this.props.sync && !this.root.contains(document.activeElement) && this.props.sync_follower) return;
       const key = e.key.toLowerCase();
       const acts = {
+        "p": () => { if (this.selected && this.selected.rank >= 0) this.act(() => this.scene.togglePin(this.selected.rank)); },
+        "[": () => this.stretchBy(1 / 1.25), "]": () => this.stretchBy(1.25),
         "f": () => this.fit(), "?": () => this.help(), "/": () => this.search.focus(),
         ".": () => this.step(1), ",": () => this.step(-1), "enter": () => this.nextHit(e.shiftKey ? -1 : 1),
         "escape": () => this.clear(),
@@ -538,17 +574,19 @@
       this.drag = null;
       if (!drag || !this.view) return;
       if (drag.moved) {
-        if (drag.measure) this.setProps({ range: this.range.map(Math.round).sort((a, b) => a - b) });
+        if (drag.measure) this.setProps({ ranks: this.scene.filteredRanks(), range: this.range.map(Math.round).sort((a, b) => a - b) });
         return;
       }
-      const group = this.scene.groupHeadAt(e.offsetY + this.view.scroll);
+      const at = this.scene.sceneY(e.offsetY, this.view.scroll);
+      const group = this.scene.groupHeadAt(at);
       if (group !== null && e.offsetX < ns.GUTTER) {
         this.act(() => this.scene.toggleGroup(group));
         return;
       }
-      const rank = e.offsetX < ns.GUTTER ? this.scene.rankHeadAt(e.offsetY + this.view.scroll) : null;
+      const rank = e.offsetX < ns.GUTTER ? this.scene.rankHeadAt(at) : null;
       if (rank !== null) {
-        this.act(() => this.scene.toggle(rank));
+        const pins = e.offsetX > ns.GUTTER - PIN_WIDTH;
+        this.act(() => pins ? this.scene.togglePin(rank) : this.scene.toggle(rank));
         return;
       }
       const item = this.intervalAt(e.offsetX, e.offsetY);
@@ -588,7 +626,7 @@
 
     intervalAt(x, y) {
       if (x <= ns.GUTTER || !this.source.current) return null;
-      const line = this.scene.lineAt(y + this.view.scroll);
+      const line = this.scene.lineAt(this.scene.sceneY(y, this.view.scroll));
       const frame = this.source.current;
       if (!line) return null;
       if (line.track.kind === "counters") return this.sampleOn(line, this.timeAt(x));
@@ -659,8 +697,9 @@
       this.scene.show(item.rank);
       const line = this.scene.lineOfRow.get(item.row);
       const { height } = this.size();
-      if (line && (line.y < this.view.scroll + 20 || line.y + line.height > this.view.scroll + height - 20)) {
-        this.view.scroll = line.y - height / 2;
+      const fixed = this.scene.pinnedHeight;
+      if (line && line.y >= fixed && (line.y - fixed < this.view.scroll + 20 || line.y + line.height > this.view.scroll + height - 20)) {
+        this.view.scroll = line.y - (height + fixed) / 2;
       }
       const middle = (item.start + item.end) / 2, width = this.view.width;
       const length = item.end - item.start;
@@ -803,7 +842,7 @@
   // Dash rejects callbacks for props that are not declared.
   Timeline.propTypes = {
     id: T.string, trace: T.number.isRequired, link: T.string, sync: T.string, sync_follower: T.bool,
-    shift: T.number, compact: T.bool, selected: T.object, range: T.array, flow: T.array, goto: T.object, setProps: T.func,
+    shift: T.number, compact: T.bool, selected: T.object, range: T.array, ranks: T.array, flow: T.array, goto: T.object, setProps: T.func,
   };
   window.ddltrace_dashboard = { Timeline };
 })();

@@ -3,10 +3,10 @@
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
   const LABEL_WIDTH = 18; // px; narrower intervals have no label
-  const TITLE = {
+  const TITLE = (ns.TITLE = {
     steps: "Steps", compute: "Compute", gradients: "Gradients", waits: "Waits",
     communication: "Comm", exposed: "Exposed", device: "Device", counters: "Counter",
-  };
+  });
 
   function fit(canvas, width, height) {
     const ratio = window.devicePixelRatio || 1;
@@ -58,23 +58,42 @@
       this.k = (width - ns.GUTTER) / view.width;
       c.fillStyle = p.canvas;
       c.fillRect(0, 0, width, height);
-      const top = view.scroll, bottom = top + height;
-      c.save();
-      c.beginPath();
-      c.rect(ns.GUTTER, 0, width - ns.GUTTER, height);
-      c.clip();
-      this.background(c, state, top, bottom);
       this.painted = 0;
-      for (const line of scene.between(top, bottom)) this.row(c, state, line, line.y - top);
-      this.overlays(c, state, top);
-      c.restore();
-      this.gutter(c, state, top, bottom);
+      const fixed = Math.min(scene.pinnedHeight, height);
+      // What is pinned covers what is scrolled beneath it.
+      this.part(c, state, view.scroll, fixed, height);
+      if (fixed) {
+        this.part(c, state, 0, 0, fixed);
+        c.fillStyle = p.accent;
+        c.fillRect(0, fixed - 1, width, 1);
+      }
     }
 
-    background(c, state, top, bottom) {
+    // The tracks between two heights of the screen, if the scene is scrolled to a position.
+    part(c, state, top, from, to) {
+      const { width } = state;
+      const clip = (left, right) => {
+        c.save();
+        c.beginPath();
+        c.rect(left, from, right - left, to - from);
+        c.clip();
+      };
+      clip(ns.GUTTER, width);
+      c.fillStyle = this.palette.canvas;
+      c.fillRect(ns.GUTTER, from, width - ns.GUTTER, to - from);
+      this.background(c, state, top, top + from, top + to);
+      for (const line of state.scene.between(top + from, top + to)) this.row(c, state, line, line.y - top);
+      this.overlays(c, state);
+      c.restore();
+      clip(0, ns.GUTTER);
+      this.gutter(c, state, top, top + from, top + to);
+      c.restore();
+    }
+
+    background(c, state, top, first, bottom) {
       const { scene, width, view } = state, p = this.palette;
       for (const block of scene.blocks) {
-        if (block.y > bottom || block.y + block.height < top) continue;
+        if (block.y > bottom || block.y + block.height < first) continue;
         c.fillStyle = p.stripe;
         c.fillRect(ns.GUTTER, block.y - top, width, block.folded || block.rank === ns.NO_RANK ? 0 : 25);
         c.fillStyle = p.line;
@@ -219,18 +238,19 @@
       }
     }
 
-    outline(c, state, item, top, color, thick) {
+    outline(c, state, item, color, thick) {
       const line = state.scene.lineOfRow.get(item.row);
       if (!line) return null;
       const x0 = this.x(state.view, item.start), x1 = this.x(state.view, item.end);
       c.strokeStyle = color;
       c.lineWidth = thick;
       const left = Math.max(x0, ns.GUTTER - 6), right = Math.min(Math.max(x1, x0 + 3), state.width + 6);
-      if (right > left) c.strokeRect(left - 0.5, line.y - top - 0.5, right - left, line.height);
-      return { x0, x1, y: line.y - top + line.height / 2 };
+      const y = state.scene.screenY(line.y, state.view.scroll);
+      if (right > left) c.strokeRect(left - 0.5, y - 0.5, right - left, line.height);
+      return { x0, x1, y: y + line.height / 2 };
     }
 
-    overlays(c, state, top) {
+    overlays(c, state) {
       const p = this.palette;
       if (state.range) {
         const [a, b] = state.range.map((t) => this.x(state.view, t));
@@ -239,16 +259,16 @@
         c.fillRect(Math.min(a, b), 0, Math.abs(b - a), state.height);
         c.globalAlpha = 1;
       }
-      this.flow(c, state, top);
-      if (state.hover) this.outline(c, state, state.hover, top, p.ink, 1);
-      if (state.selected && state.selected.end !== undefined) this.outline(c, state, state.selected, top, p.accent, 2.5);
+      this.flow(c, state);
+      if (state.hover) this.outline(c, state, state.hover, p.ink, 1);
+      if (state.selected && state.selected.end !== undefined) this.outline(c, state, state.selected, p.accent, 2.5);
     }
 
     // One message on all ranks: boxes, and lines from the last rank to arrive to the others.
-    flow(c, state, top) {
+    flow(c, state) {
       const p = this.palette;
       const parts = (state.flow || []).map((part) => ({
-        part, box: this.outline(c, state, part, top, part.last ? p.late : p.accent, 1.5),
+        part, box: this.outline(c, state, part, part.last ? p.late : p.accent, 1.5),
       }));
       const last = parts.find(({ part, box }) => part.last && box);
       if (!last) return;
@@ -287,7 +307,7 @@
       c.fillText(clipped(c, group.title, ns.GUTTER - 34 - number.length * 6.5), 26, y + 12.5);
     }
 
-    gutter(c, state, top, bottom) {
+    gutter(c, state, top, first, bottom) {
       const { scene, height } = state, p = this.palette;
       c.fillStyle = p.surface;
       c.fillRect(0, 0, ns.GUTTER, height);
@@ -295,7 +315,7 @@
       c.fillRect(ns.GUTTER - 1, 0, 1, height);
       c.textBaseline = "middle";
       for (const block of scene.blocks) {
-        if (block.y > bottom || block.y + block.height < top) continue;
+        if (block.y > bottom || block.y + block.height < first) continue;
         const y = block.y - top;
         c.fillStyle = p.line;
         c.fillRect(0, y, ns.GUTTER, 1);
@@ -319,6 +339,10 @@
         c.fillStyle = p.ink;
         c.fillText("Rank " + block.rank, 26, y + 14);
         c.font = "11px " + p.font;
+        c.fillStyle = scene.pinned.has(block.rank) ? p.accent : p.soft;
+        c.textAlign = "right";
+        if (block.tracks.length) c.fillText(scene.pinned.has(block.rank) ? "unpin" : "pin", ns.GUTTER - 8, y + 14);
+        c.textAlign = "left";
         if (!block.tracks.length) {
           c.fillStyle = p.soft;
           c.textAlign = "right";

@@ -15,6 +15,8 @@
   const MOST_SCALE = 1.5; // rows grow up to this factor if there is room
   const PATH_HEIGHT = 28; // height of the lane of the critical path; the maximum height of its rows:
   const PATH_ROW = 18;
+  const LOWEST = 4; // px, of a row
+  const MIN_STRETCH = 0.5, MAX_STRETCH = 3;
   const MIN_SPAN = 20; // ns, the shortest window
 
   const NO_RANK = -1; // of tracks that belong to no rank
@@ -39,6 +41,10 @@
         for (let i = 0; i < track.rows; i++) this.trackOfRow.set(track.row + i, track);
       }
       this.scale = 1;
+      this.stretch = 1; // of the rows' heights, as the user wants
+      this.pinned = new Set(); // ranks that stay at the top, with the lane of the critical path
+      this.hidden = new Set(); // kinds of tracks
+      this.wanted = ""; // what rows have to match
       this.path = layout.path ? { rank: NO_RANK, kind: "path", row: 0, rows: 0, known: false } : null;
       this.place();
     }
@@ -87,11 +93,14 @@
       this.lineOfRow = new Map();
       let y = this.path ? this.placePath() : 0;
       const byRank = new Map(this.ranks.map((each) => [each.rank, each]));
-      const shown = this.groups.length ? [] : this.ranks;
+      for (const rank of this.pinned) y = this.placeRank(byRank.get(rank), y);
+      this.pinnedHeight = this.pinned.size ? y : 0;
+      const shown = this.groups.length ? [] : this.ranks.filter(({ rank }) => !this.pinned.has(rank));
       for (const rank of shown) y = this.placeRank(rank, y);
       this.groups.forEach((group, i) => {
         y = this.placeGroup(group, i, byRank, y);
-        if (!this.shut.has(i)) for (const rank of group.ranks) y = this.placeRank(byRank.get(rank), y);
+        if (this.shut.has(i)) return;
+        for (const rank of group.ranks) if (!this.pinned.has(rank)) y = this.placeRank(byRank.get(rank), y);
       });
       this.height = y;
     }
@@ -101,7 +110,7 @@
       const block = { rank: NO_RANK, group, number, shut: this.shut.has(number), y, tracks: [], folded: true, height: GROUP_HEIGHT };
       if (block.shut) {
         let at = y + FOLDED_TOP;
-        for (const track of this.foldedTracks(byRank.get(group.ranks[0]).tracks)) {
+        for (const track of this.foldedTracks(byRank.get(group.ranks[0]).tracks).filter((each) => this.isWanted(each))) {
           const line = { row: track.row, y: at, height: FOLDED_HEIGHT, track };
           this.lines.push(line);
           this.lineOfRow.set(line.row, line);
@@ -119,14 +128,26 @@
       return kinds.map((kind) => tracks.find((track) => track.kind === kind)).filter(Boolean);
     }
 
+    // Whether a track is shown: each word of the filter is its rank, or a part of its kind or lane.
+    isWanted(track) {
+      if (this.hidden.has(track.kind)) return false;
+      const text = `${track.kind} ${track.label || ""}`.toLowerCase();
+      return this.words.every((word) => /^\d+$/.test(word) ? Number(word) === track.rank : word === "rank" || text.includes(word));
+    }
+
+    get words() { return this.wanted.toLowerCase().split(/\s+/).filter(Boolean); }
+
     placeRank({ rank, tracks }, y) {
+      const wanted = tracks.filter((track) => this.isWanted(track));
+      if (!wanted.length && tracks.length) return y;
+      tracks = wanted;
       const block = { rank, y, tracks: [], folded: this.folded.has(rank) };
       y += block.folded ? FOLDED_TOP : RANK_HEIGHT;
       for (const track of block.folded ? this.foldedTracks(tracks) : tracks) {
         const rows = block.folded ? 1 : track.rows;
         const lower = LOWER.find(([many]) => track.rows > many);
         const base = block.folded ? FOLDED_HEIGHT : lower ? lower[1] : ROW_HEIGHT[track.kind];
-        const height = Math.floor(base * this.scale);
+        const height = Math.max(LOWEST, Math.floor(base * this.scale * this.stretch));
         block.tracks.push({ track, y, height: rows * height });
         for (let i = 0; i < rows; i++) {
           const line = { row: track.row + i, y, height, track };
@@ -183,6 +204,53 @@
       }
       this.blocks.push({ rank: NO_RANK, y: 0, height: whole, tracks: [], folded: false });
       return whole;
+    }
+
+    // What is pinned stays where it is while the rest is scrolled.
+    screenY(y, scroll) { return y < this.pinnedHeight ? y : y - scroll; }
+    sceneY(y, scroll) { return y < this.pinnedHeight ? y : y + scroll; }
+
+    togglePin(rank) {
+      if (this.pinned.has(rank)) this.pinned.delete(rank);
+      else this.pinned.add(rank);
+      this.place();
+    }
+
+    stretchBy(factor) {
+      this.stretch = Math.min(MAX_STRETCH, Math.max(MIN_STRETCH, this.stretch * factor));
+      this.place();
+    }
+
+    toggleKind(kind) {
+      if (this.hidden.has(kind)) this.hidden.delete(kind);
+      else this.hidden.add(kind);
+      this.place();
+    }
+
+    // The ranks that a filter leaves; empty without a filter.
+    filteredRanks() {
+      return this.words.length ? [...new Set(this.blocks.map((block) => block.rank).filter((rank) => rank !== NO_RANK))] : [];
+    }
+
+    filter(text) {
+      this.wanted = text;
+      this.place();
+    }
+
+    // Which rows are shown and how, as text for a link; empty as at first.
+    rowsText() {
+      const parts = [[...this.pinned].join("."), [...this.hidden].join("."), this.stretch === 1 ? "" : this.stretch.toFixed(2), encodeURIComponent(this.wanted).replaceAll("~", "%7E").replaceAll("_", "%5F")];
+      return parts.some(Boolean) ? parts.join("_") : "";
+    }
+
+    rowsAs(text) {
+      const [pinned = "", hidden = "", stretch = "", wanted = ""] = text.split("_");
+      const ranks = new Set(this.layout.ranks);
+      this.pinned = new Set(pinned.split(".").filter(Boolean).map(Number).filter((rank) => ranks.has(rank)));
+      this.hidden = new Set(hidden.split(".").filter((kind) => kind in ROW_HEIGHT));
+      this.stretch = Number(stretch) >= MIN_STRETCH && Number(stretch) <= MAX_STRETCH ? Number(stretch) : 1;
+      this.wanted = decode(wanted);
+      this.place();
     }
 
     toggle(rank) {
@@ -302,7 +370,7 @@
     };
     return {
       window: numbers(state.t, 2), selected: numbers(state.s, 3),
-      folded: state.f || "", shut: state.g || "",
+      folded: state.f || "", shut: state.g || "", rows: state.r || "",
       scroll: (numbers(state.y, 1) || [0])[0], query: decode(state.q || ""),
     };
   };
@@ -313,6 +381,7 @@
     if (selected) parts.push(`s:${selected.rank}_${selected.row}_${selected.event}`);
     if (scene.foldedText()) parts.push("f:" + scene.foldedText());
     if (scene.shutText()) parts.push("g:" + scene.shutText());
+    if (scene.rowsText()) parts.push("r:" + scene.rowsText());
     if (query) parts.push("q:" + encodeURIComponent(query).replaceAll("~", "%7E"));
     const params = new URLSearchParams(location.hash.slice(1));
     params.set(key, parts.join("~"));

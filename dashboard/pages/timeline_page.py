@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from dash import html
 
-from ddltrace.analyzer.formatting.units import instant_text, share_text, time_text
+from ddltrace.analyzer.formatting.units import instant_text, printable, share_text, time_text
 from ddltrace.dashboard.pages.event_details import Details, Part, describe
 from ddltrace.dashboard.pages.path_panel import describe_piece
 from ddltrace.dashboard.timeline.component import Timeline
 from ddltrace.dashboard.timeline.path_lane import NO_RANK
-from ddltrace.dashboard.widgets import table
+from ddltrace.dashboard.timeline.range_summary import RangeRow, summarize
+from ddltrace.dashboard.widgets import LONGEST_TABLE, GridColumn, grid, table
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import OpenTrace
 
 _MAX_PARTS: Final = 64
+_MAX_NAMES: Final = 2000
 
 
 def timeline_page(opened: OpenTrace) -> Component:
@@ -86,12 +89,22 @@ def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[st
     return [*children, html.Hr(), *of_event], flow + flow_of_event
 
 
-def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
-    """The panel for a measured range: how busy each rank is in it."""
+def range_panel(
+    opened: OpenTrace, start_ns: int, end_ns: int, ranks: Collection[int] = ()
+) -> list[Any]:
+    """The panel for a measured range: how busy each rank is in it, and what ran.
+
+    Args:
+        opened: The trace.
+        start_ns: Where the range begins, since the trace's first event.
+        end_ns: Where it ends.
+        ranks: Ranks of the rows that are shown; empty for all.
+    """
+    chosen = [rank for rank in opened.trace.ranks if not ranks or rank in ranks]
     edges = np.array([start_ns, end_ns], dtype=np.int64)
     width = max(1, end_ns - start_ns)
     rows = []
-    for rank in opened.trace.ranks:
+    for rank in chosen:
         compute, comm = opened.timeline.busy[rank]
         shares = [float(np.diff(busy.covered_until(edges))[0]) / width for busy in (compute, comm)]
         rows.append((f"rank {rank}", *(share_text(share) for share in shares)))
@@ -102,7 +115,38 @@ def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
         ),
         html.H3("Busy in this range"),
         table(("rank", "compute", "communication"), rows),
+        html.H3("What ran in it"),
+        _what_ran(summarize(opened.timeline, start_ns, end_ns, chosen), width * len(chosen)),
     ]
+
+
+def _what_ran(rows: list[RangeRow], whole_ns: int) -> Component:
+    """The events of a range by kind and name; shares are of the time of the ranks."""
+    cells = [
+        (
+            (row.kind, row.kind, None),
+            (row.name, printable(row.name), None),
+            (row.count, f"{row.count:,}", None),
+            (row.total_ns / 1e3, time_text(row.total_ns / 1e3), None),
+            (row.total_ns / row.count / 1e3, time_text(row.total_ns / row.count / 1e3), None),
+            (row.total_ns / whole_ns, share_text(row.total_ns / whole_ns), None),
+            (row.ranks, str(row.ranks), None),
+        )
+        for row in rows[:_MAX_NAMES]
+    ]
+    columns = (
+        GridColumn("kind"),
+        GridColumn("name"),
+        GridColumn("count"),
+        GridColumn("total", "µs"),
+        GridColumn("mean", "µs"),
+        GridColumn("share", "0 to 1"),
+        GridColumn("ranks"),
+    )
+    if len(cells) > LONGEST_TABLE:
+        return grid("range", columns, cells)
+    heads = [column.title for column in columns]
+    return table(heads, [[text for _, text, _ in row] for row in cells], text_columns=2)
 
 
 def place(opened: OpenTrace, rank: int, event: int) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ class Timeline(Component):
         compact: Whether to leave out the panels for selection and measurement.
         selected: The event that the user clicked: ``{rank, row, event}``.
         range: The interval that the user measured: start and end in ns.
+        ranks: The ranks whose rows were shown when it was measured, if rows were filtered.
         flow: Intervals to connect: ``[{row, event, start, end, last}]``.
         goto: An interval to show: ``{rank, row, event, start, end}``.
     """
@@ -38,6 +39,7 @@ class Timeline(Component):
         "compact",
         "selected",
         "range",
+        "ranks",
         "flow",
         "goto",
     )

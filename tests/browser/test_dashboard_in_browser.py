@@ -510,10 +510,55 @@ def test_a_range_is_measured_inside_the_trace(browser: Any, address: str) -> Non
     assert visit.troubles == []
 
 
+def test_pinned_rows_stay_while_others_are_scrolled_and_filtered(
+    browser: Any, address: str
+) -> None:
+    visit = Visit(browser, address, "timeline", viewport={"width": 1280, "height": 600}).timeline()
+    last = max(ddltrace.open(SAMPLES[0]).ranks)
+    line = "scene.lines.find((each) => each.track.rank === {} && each.track.kind === 'compute')"
+    head = visit.page.locator(".tl-canvas").bounding_box()
+    visit.page.evaluate(
+        f"{TIMELINE}.act(() => {{ {TIMELINE}.view.scroll = {TIMELINE}.scene.height; }})"
+    )
+    block = f"scene.blocks.find((each) => each.rank === {last})"
+    y = visit.state(f"{block}.y - view.scroll")
+    visit.page.mouse.click(head["x"] + 130, head["y"] + y + 12)
+    visit.until(f"scene.pinned.has({last}) && {line.format(last)}.y < scene.pinnedHeight")
+    visit.page.evaluate(f"{TIMELINE}.act(() => {{ {TIMELINE}.view.scroll = 90; }})")
+    # An event is found where the pinned row is drawn, not where it would be scrolled to.
+    y = visit.state(f"{line.format(last)}.y + {line.format(last)}.height / 2")
+    hits = (
+        f"(() => {{ const all = []; for (let x = 150; x < 1200; x += 3) {{"
+        f"const item = {TIMELINE}.intervalAt(x, {y}); if (item) all.push(item.rank); }}"
+        "return all; })()"
+    )
+    visit.until_true(lambda: set(visit.page.evaluate(hits)) == {last}, "events of the pinned rank")
+    visit.page.fill(".tl-rows", "comm")
+    visit.until("scene.lines.every((each) => ['communication', 'path'].includes(each.track.kind))")
+    visit.page.get_by_text("Kinds").click()
+    visit.page.get_by_label("Comm", exact=True).uncheck()
+    visit.until("scene.lines.every((each) => each.track.kind === 'path')")
+    visit.page.get_by_label("Comm", exact=True).check()
+    visit.page.fill(".tl-rows", "0")
+    visit.until_true(lambda: "r%3A" in visit.page.url, "the link has the rows")
+    measure(visit, 400, 700)
+    visit.page.locator(".details .table td", has_text="rank 0").wait_for()
+    assert visit.page.locator(".details .table td", has_text=f"rank {last}").count() == 0
+    visit.page.reload()
+    visit.timeline()
+    assert visit.state("[...scene.pinned]") == [last]
+    assert visit.state("scene.wanted") == visit.page.input_value(".tl-rows") == "0"
+    assert visit.barriers() == []
+    assert visit.troubles == []
+
+
 def test_measuring_a_range(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "timeline").timeline()
     measure(visit, 400, 700)
-    assert visit.page.locator(".details h3").inner_text() == "Busy in this range"
+    assert visit.page.locator(".details h3").all_inner_texts() == [
+        "Busy in this range",
+        "What ran in it",
+    ]
     # What is selected afterwards takes its place, for the key that fits, too.
     click_on(visit, "backward")
     visit.until("selected && selected.end !== undefined")

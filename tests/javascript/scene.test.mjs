@@ -122,7 +122,7 @@ test("what a link holds comes back", () => {
   writeLink("first", view, scene, { rank: 1, row: 5, event: 7 }, "a~b:c&d=é");
   assert.ok(shared.location.hash.includes("other="));
   assert.deepEqual(plain(readLink("first")), {
-    window: [100, 900], selected: [1, 5, 7], folded: "1", shut: "", scroll: 42, query: "a~b:c&d=é",
+    window: [100, 900], selected: [1, 5, 7], folded: "1", shut: "", rows: "", scroll: 42, query: "a~b:c&d=é",
   });
 });
 
@@ -151,4 +151,46 @@ test("counters are lines of their rank below its tracks, and hold until the next
   assert.equal(sampleAt(series, 1000).text, "100 %");
   scene.toggle(1);
   assert.equal(scene.lines.filter((line) => line.row < 0).length, 1);
+});
+
+test("pinned ranks stay at the top while the others are scrolled", () => {
+  const { Scene } = load(["timeline_scene"], page());
+  const scene = new Scene(layout(3, true));
+  scene.pathCame(100, 1);
+  const height = scene.height;
+  scene.togglePin(2);
+  assert.equal(scene.height, height);
+  const [path, first, second] = scene.blocks;
+  assert.deepEqual([path.rank, first.rank, second.rank], [-1, 2, 0]);
+  assert.equal(scene.pinnedHeight, second.y);
+  for (const y of [0, scene.pinnedHeight - 1]) assert.equal(scene.screenY(scene.sceneY(y, 70), 70), y);
+  assert.equal(scene.screenY(second.y + 100, 70), second.y + 30);
+  assert.equal(scene.sceneY(second.y + 30, 70), second.y + 100);
+  scene.togglePin(2);
+  assert.deepEqual(plain(scene.blocks.map((b) => b.rank)), [-1, 0, 1, 2]);
+});
+
+test("rows are filtered by kind, rank and lane, and a link restores it", () => {
+  const { Scene } = load(["timeline_scene"], page());
+  const shown = (scene) => plain(scene.lines.map((line) => [line.track.rank, line.track.kind]));
+  const scene = new Scene(layout(12));
+  scene.foldAll(false);
+  scene.toggleKind("communication");
+  assert.equal(scene.lines.length, 24);
+  scene.filter("rank 1 comp");
+  assert.deepEqual(shown(scene), [[1, "compute"]]);
+  assert.deepEqual(plain(scene.blocks.map((b) => b.rank)), [1]);
+  scene.stretchBy(2);
+  scene.togglePin(1);
+  scene.togglePin(11);
+  const again = new Scene(layout(12));
+  again.foldAll(false);
+  again.rowsAs(scene.rowsText());
+  assert.deepEqual(shown(again), shown(scene));
+  assert.equal(again.height, scene.height);
+  assert.equal(again.rowsText(), scene.rowsText());
+  const odd = new Scene(layout(2));
+  odd.rowsAs("99.x_nothing.steps_1e9_%E0%A4%A");
+  assert.deepEqual([[...odd.pinned], [...odd.hidden], odd.stretch, odd.wanted], [[], ["steps"], 1, ""]);
+  assert.equal(new Scene(layout(2)).rowsText(), "");
 });

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ddltrace.dashboard.timeline.range_summary import summarize
 from ddltrace.dashboard.timeline.tracks import Role
 
 MS = 1_000_000
@@ -93,3 +94,36 @@ def test_an_event_is_found_in_its_row(opened):
             )
             assert opened.timeline.row_of_event(rank, int(row.event[0])) == (number, 0)
     assert opened.timeline.row_of_event(0, 10**6) is None
+
+
+def test_a_range_is_summed_by_kind_and_name(opened):
+    """Against a sum over the single intervals."""
+    timeline = opened.timeline
+    begin, end = 90 * MS, 210 * MS
+    for chosen in (None, [1]):
+        expected = {}
+        for one in timeline.tracks:
+            if chosen is not None and one.rank not in chosen:
+                continue
+            for row in rows(opened, one):
+                names = row.label(np.arange(len(row.index)))
+                for at, (role, name) in enumerate(zip(row.role, names, strict=True)):
+                    start = int(row.index.start[at])
+                    stop = int(row.index.end(np.array([at]))[0])
+                    if start >= end or (stop <= begin and start < begin):
+                        continue
+                    label = "" if role == Role.STEP else timeline.names[name]
+                    key = (Role(role).name.lower(), label)
+                    count, total, ranks = expected.get(key, (0, 0, set()))
+                    inside = min(stop, end) - max(start, begin)
+                    expected[key] = (count + 1, total + inside, ranks | {one.rank})
+        found = summarize(timeline, begin, end, chosen)
+        assert {(row.kind, row.name): (row.count, row.total_ns, row.ranks) for row in found} == {
+            key: (count, total, len(ranks)) for key, (count, total, ranks) in expected.items()
+        }
+        assert [row.total_ns for row in found] == sorted(
+            (row.total_ns for row in found), reverse=True
+        )
+        assert any(row.kind == "step" for row in found)
+        assert any(row.name.startswith("all_reduce") for row in found)
+    assert summarize(timeline, timeline.span_ns + 1, timeline.span_ns + 2) == []
