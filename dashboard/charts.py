@@ -30,6 +30,7 @@ _ROLE_OF_PART: Final = {"copies": "copy"}
 _ROW_HEIGHT: Final = 34
 _UPRIGHT_RANKS: Final = 24
 _MAX_TENSORS: Final = 12
+_MAX_STEPS: Final = 400
 _SERIES: Final = 6
 """Number of colors of series."""
 _US_PER_MS: Final = 1e3
@@ -53,6 +54,56 @@ def breakdown(
         longest = max(sum(row.parts_us.values()) for row in (*breakdowns, *beside)) / _US_PER_MS
         update = figure.update_yaxes if upright else figure.update_xaxes
         update(range=[0, 1.03 * longest])
+    return figure
+
+
+HEAT: Final = {
+    "time": ("wall_ns", "step time"),
+    "compute": ("compute_ns", "compute"),
+    "wait": ("waiting_ns", "waiting for others"),
+    "exposed": ("exposed_ns", "exposed communication"),
+}
+"""What the map of ranks and steps can show: a column of `Analysis.rank_steps`, and its title."""
+
+
+def ranks_by_step(analysis: Analysis, shown: str) -> go.Figure | None:
+    """A map of all ranks and steps, colored by one of their times (ms).
+
+    More than 400 steps are grouped: a cell is the mean of its steps, and names the first.
+
+    Args:
+        analysis: The measured trace.
+        shown: A key of `HEAT`.
+
+    Returns:
+        None with fewer than two ranks or steps, or if the times are not known.
+    """
+    column, title = HEAT[shown]
+    of = analysis.rank_steps
+    if not len(of["rank"]) or not np.isfinite(of[column]).any():
+        return None
+    ranks, row = np.unique(of["rank"], return_inverse=True)
+    steps, place = np.unique(of["step"], return_inverse=True)
+    if len(ranks) < 2 or len(steps) < 2:
+        return None
+    group = -(-len(steps) // _MAX_STEPS)
+    shape = (len(ranks), -(-len(steps) // group))
+    known = np.isfinite(of[column])
+    cell = np.ravel_multi_index((row, place // group), shape)[known]
+    count = np.bincount(cell, minlength=shape[0] * shape[1])
+    total = np.bincount(cell, weights=of[column][known], minlength=len(count))
+    mean = np.where(count > 0, total / np.maximum(count, 1) / 1e6, np.nan).reshape(shape)
+    figure = base_figure(height=120 + min(max(8 * len(ranks), 120), 520))
+    figure.add_heatmap(
+        z=mean,
+        x=steps[::group],
+        y=ranks,
+        meta={"role": "scale"},
+        colorbar={"title": "ms", "thickness": 12},
+        hovertemplate=f"rank %{{y}}, step %{{x}}: {title} %{{z:.3f}} ms<extra></extra>",
+    )
+    figure.update_xaxes(title="step" if group == 1 else f"step, {group} in a cell")
+    figure.update_yaxes(title="rank", autorange="reversed", tickformat="d")
     return figure
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from dash import Input, Output, State, dcc, html
+import numpy as np
+from dash import Input, Output, State, dcc, html, no_update
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.sentences import where_text
+from ddltrace.dashboard import charts
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
 from ddltrace.dashboard.pages.sorted_table import Column, sorted_table, time_column
@@ -34,9 +36,11 @@ PATH: Final = "/critical-path"
 _MAX_RANKS: Final = 16
 _MAX_PIECES: Final = 10_000
 
+HEAT_MAP: Final = "path-ranks"
 FIGURES: Final[dict[str, Draw]] = {
     "path-steps": lambda opened, _: figures.step_times(opened.analysis),
     "path-parts": lambda opened, _: figures.critical_parts(opened.analysis),
+    HEAT_MAP: lambda opened, address: charts.ranks_by_step(opened.analysis, _heat(address)),
 }
 
 _PART_COLUMNS: Final[tuple[Column[PathPart], ...]] = (
@@ -81,6 +85,7 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
     if step is not None:
         cards.append(_one_step(opened, step, address))
     cards += figure_cards(opened, address, FIGURES, _CARDS)
+    cards += _heat_map(opened, address)
     parts = list(analysis.critical_path)
     cards += [
         card(
@@ -124,6 +129,31 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
     return html.Main([html.Section(head, className="headline"), *cards], className="page")
 
 
+def _heat(address: Address) -> str:
+    return address.choice("heat", tuple(charts.HEAT))
+
+
+def _heat_map(opened: OpenTrace, address: Address) -> list[Component]:
+    """The map of ranks and steps, with links that choose what it shows."""
+    cards = figure_cards(
+        opened,
+        address,
+        FIGURES,
+        [(HEAT_MAP, "Ranks and steps", "A click on a cell opens the timeline there.")],
+    )
+    links = [
+        dcc.Link(
+            title,
+            href=address.link(PATH, heat=name),
+            className="filter here" if name == _heat(address) else "filter",
+        )
+        for name, (_, title) in charts.HEAT.items()
+    ]
+    for each in cards:
+        each.children.insert(1, html.Div([html.Span("shown"), *links], className="filters"))
+    return cards
+
+
 def _slack(opened: OpenTrace, address: Address) -> Component:
     """The table of slack; of a large trace it may come after the page, from `add_callbacks`."""
     rows = opened.slack_if_soon
@@ -162,9 +192,42 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         except TraceError as error:
             return html.P(printable(str(error)), className="warning", role="alert")
 
+    def open_cell(clicked: dict[str, Any] | None, search: str | None) -> Any:
+        address = Address.parse(search)
+        try:
+            return _timeline_of_cell(workspace.get(address.trace), clicked)
+        except TraceError:
+            return no_update
+
+    app.callback(
+        Output("go", "data", allow_duplicate=True),
+        Input({"type": "figure", "name": HEAT_MAP}, "clickData"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(open_cell)
+
     app.callback(
         Output("slack", "children"), Input("slack-wanted", "data"), State("url", "search")
     )(show)
+
+
+def _timeline_of_cell(opened: OpenTrace, clicked: dict[str, Any] | None) -> Any:
+    """The address of the timeline at a cell of the map; no update if there is no such cell."""
+    points = (clicked or {}).get("points")
+    point = points[0] if isinstance(points, list) and points else None
+    if not isinstance(point, dict):
+        return no_update
+    rank, step = point.get("y"), point.get("x")
+    if not isinstance(rank, int) or not isinstance(step, int):
+        return no_update
+    of = opened.analysis.rank_steps
+    found = (of["rank"] == rank) & (of["step"] == step)
+    places = np.flatnonzero(found)
+    if not len(places):
+        return no_update
+    start_ns = int(of["start_ns"][places[0]]) - opened.trace.origin_ns
+    end_ns = start_ns + round(float(of["wall_ns"][places[0]]))
+    return timeline_link(opened.number, start_ns, end_ns, pinned=int(of["rank"][places[0]]))
 
 
 def _by_category(analysis: Analysis) -> Component:

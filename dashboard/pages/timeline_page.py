@@ -124,29 +124,29 @@ def _what_ran(rows: list[RangeRow], whole_ns: int) -> Component:
     """The events of a range by kind and name; shares are of the time of the ranks."""
     cells = [
         (
-            (row.kind, row.kind, None),
-            (row.name, printable(row.name), None),
-            (row.count, f"{row.count:,}", None),
+            (row.name or row.kind, printable(row.name or row.kind), None),
             (row.total_ns / 1e3, time_text(row.total_ns / 1e3), None),
-            (row.total_ns / row.count / 1e3, time_text(row.total_ns / row.count / 1e3), None),
             (row.total_ns / whole_ns, share_text(row.total_ns / whole_ns), None),
+            (row.count, f"{row.count:,}", None),
+            (row.total_ns / row.count / 1e3, time_text(row.total_ns / row.count / 1e3), None),
+            (row.kind, row.kind, None),
             (row.ranks, str(row.ranks), None),
         )
         for row in rows[:_MAX_NAMES]
     ]
     columns = (
-        GridColumn("kind"),
         GridColumn("name"),
-        GridColumn("count"),
         GridColumn("total", "µs"),
-        GridColumn("mean", "µs"),
         GridColumn("share", "0 to 1"),
+        GridColumn("count"),
+        GridColumn("mean", "µs"),
+        GridColumn("kind"),
         GridColumn("ranks"),
     )
     if len(cells) > LONGEST_TABLE:
         return grid("range", columns, cells)
     heads = [column.title for column in columns]
-    return table(heads, [[text for _, text, _ in row] for row in cells], text_columns=2)
+    return table(heads, [[text for _, text, _ in row] for row in cells])
 
 
 def place(opened: OpenTrace, rank: int, event: int) -> dict[str, Any] | None:

@@ -510,6 +510,35 @@ def test_a_range_is_measured_inside_the_trace(browser: Any, address: str) -> Non
     assert visit.troubles == []
 
 
+def test_a_cell_of_ranks_and_steps_opens_the_timeline(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "critical-path?trace=0&heat=wait")
+    card = visit.page.locator("section", has=visit.page.get_by_text("Ranks and steps", exact=True))
+    plot = card.locator(".js-plotly-plot")
+    visit.until_true(
+        lambda: plot.evaluate("plot => (plot.data || []).length > 0"), "the map is drawn"
+    )
+    shown = plot.evaluate(
+        "plot => [plot._fullData[0].y, plot._fullData[0].x].map(axis => [...axis])"
+    )
+    of = ddltrace.open(SAMPLES[0]).analyze().rank_steps
+    assert [len(axis) for axis in shown] == [len(set(of["rank"])), len(set(of["step"]))]
+    assert "waiting for others" in plot.evaluate("plot => plot.data[0].hovertemplate")
+    visit.figures()
+    visit.page.wait_for_load_state("networkidle")
+    area = plot.locator(".nsewdrag").first
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    visit.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.9 * box["height"], steps=4)
+    plot.locator(".hovertext").wait_for()  # what is clicked is what was found to be beneath
+    visit.page.wait_for_timeout(500)
+    visit.page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.9 * box["height"])
+    visit.timeline()
+    last = max(of["rank"])
+    visit.until(f"scene.pinned.has({last})")
+    assert visit.state("view.width < 0.1 * view.span")
+    assert visit.troubles == []
+
+
 def test_pinned_rows_stay_while_others_are_scrolled_and_filtered(
     browser: Any, address: str
 ) -> None:
