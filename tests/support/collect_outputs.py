@@ -107,7 +107,7 @@ def _of_trace(trace: str) -> Iterator[Output]:
             lambda to: _html(to, ["experiment", "compare", trace]),
         )
     else:
-        for options in ([], ["--json"], ["--format", "markdown"]):
+        for options in ([], ["--full"], ["--json"], ["--format", "markdown"]):
             name = " ".join(["analyze", *options])
             yield _of_command(trace, ["analyze", trace, *options], name)
         yield Output(trace, "analyze --html", lambda to: _html(to, ["analyze", trace]))
