@@ -18,7 +18,12 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "report": {"jinja2": "jinja2", "plotly": "plotly"},
     "frames": {"pandas": "pandas"},
     "query": {"duckdb": "duckdb"},
-    "dashboard": {"dash": "dash", "plotly": "plotly", "jinja2": "jinja2"},
+    "dashboard": {
+        "dash": "dash",
+        "dash-ag-grid": "dash_ag_grid",
+        "plotly": "plotly",
+        "jinja2": "jinja2",
+    },
     "experiments": {"scikit-learn": "sklearn"},
     "metrics": {"prometheus-client": "prometheus_client"},
     "perfetto": {"perfetto": "perfetto"},

@@ -79,7 +79,7 @@ def test_other_commands_work_without_extras(
     [
         (("analyze", SAMPLE, "--html", "report.html"), "report", "jinja2, plotly"),
         (("query", SAMPLE, "FROM steps"), "query", "duckdb"),
-        (("dashboard", SAMPLE, "--no-browser"), "dashboard", "dash, plotly, jinja2"),
+        (("dashboard", SAMPLE, "--no-browser"), "dashboard", "dash, dash-ag-grid, plotly, jinja2"),
         (("export", SAMPLE, "--to", "perfetto", "-o", "t.pftrace"), "perfetto", "perfetto"),
         (("export", SAMPLE, "--to", "chakra", "-o", "et"), "chakra", "protobuf"),
     ],
