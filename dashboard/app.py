@@ -28,6 +28,7 @@ from ddltrace.dashboard.pages.timeline_page import (
     range_panel,
 )
 from ddltrace.dashboard.pages.timeline_routes import add_routes
+from ddltrace.dashboard.stored.marks import Mark, save_marks
 from ddltrace.dashboard.theme import dress, parse_theme, style_sheet
 from ddltrace.dashboard.timeline.path_lane import NO_RANK
 from ddltrace.dashboard.widgets import empty, failed
@@ -429,6 +430,22 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         State("timeline", "ranks"),
         State("timeline", "trace"),
     )(show_details)
+
+    def keep_marks(marks: list[Mark] | None, number: int) -> Any:
+        try:
+            save_marks(workspace.get(number).trace, marks or [])
+        except TraceError:
+            return no_update
+        except OSError as error:
+            return f"The marks cannot be kept: {error.strerror}"
+        return ""
+
+    app.callback(
+        Output("timeline", "unsaved"),
+        Input("timeline", "marks"),
+        State("timeline", "trace"),
+        prevent_initial_call=True,
+    )(keep_marks)
 
     def go_to(clicks: list[int | None], number: int) -> Any:
         target = triggered(_Selected)

@@ -13,6 +13,8 @@
   const IDLE_MS = 300; // the view rests if it has not changed for this long
   const PATIENCE_MS = 10000; // counters and critical path are loaded then, even if it does not rest
   const RULER_HEIGHT = 28;
+  const MARK_LENGTH = 300; // characters of a note
+  const MARK_SLOP = 6; // px
   const PIN_WIDTH = 44; // px at the end of a rank's head
   const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
   const MINIMAP_HEIGHT = 56;
@@ -25,11 +27,13 @@
     ["compute", "Compute (path)"], ["transfer", "Transfer (path)"], ["idle", "Idle (path)"],
     ["codec", "Codec"], ["marker", "Annotation"], ["host", "Host"],
   ];
+  const MARK = "M"; // only where marks are kept
   const MEASURE = "Shift + drag"; // only if a panel shows the measurement
   const KEYS = [
     ["W  S", "Zoom in, out at the pointer"], ["A  D", "Pan left, right"],
     ["↑  ↓", "Scroll"], ["Ctrl + wheel", "Zoom"], ["Shift + wheel", "Pan"],
     ["Drag", "Pan"], [MEASURE, "Measure a range"],
+    [MARK, "Mark a time with a note (double click on the ruler)"],
     ["P", "Pin the selected rank, or unpin it"], ["[  ]", "Lower, higher rows"],
     ["F", "Fit the selection, or everything"], ["Double click", "Fit an event, or everything"],
     [".  ,", "Next, previous event in its row"], ["Enter", "Next hit (Shift: previous)"],
@@ -55,6 +59,7 @@
       this.setProps = setProps;
       this.query = "";
       this.hits = [];
+      this.marks = props.marks || [];
       this.held = new Set();
       this.pointer = null;
       this.page = here();
@@ -119,14 +124,59 @@
       this.dialog.appendChild(element("h2", "", "Keys"));
       const list = this.dialog.appendChild(element("dl"));
       for (const [key, text] of KEYS) {
-        if (key === MEASURE && this.props.compact) continue;
+        if ((key === MEASURE || key === MARK) && this.props.compact) continue;
         list.appendChild(element("dt", "", key));
         list.appendChild(element("dd", "", text));
       }
       const close = this.dialog.appendChild(element("button", "tl-button", "Close"));
       close.addEventListener("click", () => this.dialog.close());
+      this.buildMarkDialog();
       this.say("Reading the trace …", true);
     }
+
+    // The dialog in which a mark is made, changed and removed.
+    buildMarkDialog() {
+      this.markDialog = this.root.appendChild(element("dialog", "tl-keys tl-mark"));
+      this.markTitle = this.markDialog.appendChild(element("h2"));
+      this.markText = this.markDialog.appendChild(element("textarea"));
+      this.markText.maxLength = MARK_LENGTH;
+      this.markText.setAttribute("aria-label", "Note");
+      const buttons = this.markDialog.appendChild(element("div", "tl-buttons"));
+      const button = (text, act) => {
+        const node = buttons.appendChild(element("button", "tl-button", text));
+        node.type = "button";
+        node.addEventListener("click", () => { this.markDialog.close(); act(); });
+        return node;
+      };
+      const others = () => this.marks.filter((mark) => mark.t !== this.marked);
+      this.removeButton = button("Remove", () => this.keepMarks(others()));
+      button("Cancel", () => {});
+      button("Save", () => this.keepMarks([...others(), { t: this.marked, text: this.markText.value.trim() }]));
+    }
+
+    editMark(t) {
+      if (!this.view || this.props.compact || !this.props.link) return;
+      const known = this.marks.find((mark) => mark.t === t);
+      this.marked = t;
+      this.markTitle.textContent = "Mark at " + ns.timeText(t);
+      this.markText.value = known ? known.text : "";
+      this.removeButton.hidden = !known;
+      this.markDialog.showModal();
+    }
+
+    keepMarks(marks) {
+      this.marks = marks.sort((a, b) => a.t - b.t);
+      this.setProps({ marks: this.marks });
+      this.changed(true);
+    }
+
+    // The mark whose flag is at a position of the ruler; null if there is none.
+    markAt(x) {
+      const near = this.marks.filter((mark) => Math.abs(this.xOf(mark.t) - x) <= MARK_SLOP);
+      return near.length ? near.reduce((a, b) => Math.abs(this.xOf(a.t) - x) <= Math.abs(this.xOf(b.t) - x) ? a : b) : null;
+    }
+
+    xOf(t) { return ns.GUTTER + ((t - this.view.t0) / this.view.width) * (this.size().width - ns.GUTTER); }
 
     async load() {
       try {
@@ -272,6 +322,9 @@
         this.search.value = link.query;
         this.find(link.query);
       }
+      // A link brings the marks of who made it.
+      const known = new Set(this.marks.map((mark) => mark.t));
+      this.marks = [...this.marks, ...link.marks.filter((mark) => !known.has(mark.t))].sort((a, b) => a.t - b.t);
       if (link.selected) this.select({ rank: link.selected[0], row: link.selected[1], event: link.selected[2] });
       else if (this.selected) this.clear();
     }
@@ -340,6 +393,11 @@
       on(this.canvas, "dblclick", (e) => this.doubleClick(e));
       for (const type of ["pointerdown", "pointermove", "pointerup"]) on(this.minimapCanvas, type, (e) => this.overMinimap(e));
       on(this.minimapCanvas, "dblclick", () => this.act(() => this.view.fit()));
+      on(this.rulerCanvas, "click", (e) => {
+        const mark = this.view && this.markAt(e.offsetX);
+        if (mark) this.editMark(mark.t);
+      });
+      on(this.rulerCanvas, "dblclick", (e) => { if (this.view && !this.markDialog.open) this.editMark(Math.round(this.timeInside(e.offsetX))); });
       on(this.rulerCanvas, "wheel", (e) => this.wheel(e), { passive: false });
       on(document, "keydown", (e) => this.key(e));
       on(document, "keyup", (e) => this.held.delete(e.key.toLowerCase()));
@@ -408,7 +466,7 @@
 
     // Not if the address already belongs to another page, whose timeline is not loaded yet.
     writeLink() {
-      if (here() === this.page) ns.writeLink(this.props.link, this.view, this.scene, this.selected, this.query);
+      if (here() === this.page) ns.writeLink(this.props.link, this.view, this.scene, this.selected, this.query, this.marks);
     }
 
     draw() {
@@ -430,7 +488,7 @@
     pictures(width, height) {
       const state = {
         view: this.view, scene: this.scene, width, height, selected: this.selected, hover: this.hover,
-        flow: this.props.flow, range: this.range, query: this.query,
+        flow: this.props.flow, range: this.range, query: this.query, marks: this.marks,
       };
       const of = (canvas, paint, height, more) =>
         [canvas, [(target) => paint.call(this.painter, target, { ...state, height, ...more }), height]];
@@ -495,13 +553,14 @@
     }
 
     key(e) {
-      if (!this.view || this.dialog.open) return;
+      if (!this.view || this.dialog.open || this.markDialog.open) return;
       const typing = e.target.closest && e.target.closest("input, textarea, select, [contenteditable]");
       if (typing || e.ctrlKey || e.metaKey || e.altKey) return;
       // If a page has several timelines, the keys control the active one.
       if (this.props.sync && !this.root.contains(document.activeElement) && this.props.sync_follower) return;
       const key = e.key.toLowerCase();
       const acts = {
+        "m": () => this.editMark(Math.round(Math.min(Math.max(0, this.center()), this.layout.span))),
         "p": () => { if (this.selected && this.selected.rank >= 0) this.act(() => this.scene.togglePin(this.selected.rank)); },
         "[": () => this.stretchBy(1 / 1.25), "]": () => this.stretchBy(1.25),
         "f": () => this.fit(), "?": () => this.help(), "/": () => this.search.focus(),
@@ -805,6 +864,7 @@
       this.setProps = setProps;
       this.page = here();
       if (props.flow !== before.flow) this.flowCame(props.flow);
+      if (props.unsaved && props.unsaved !== before.unsaved) this.found.textContent = props.unsaved;
       if (props.goto && props.goto !== before.goto) this.reveal(props.goto);
       this.draw();
     }
@@ -842,7 +902,7 @@
   // Dash rejects callbacks for props that are not declared.
   Timeline.propTypes = {
     id: T.string, trace: T.number.isRequired, link: T.string, sync: T.string, sync_follower: T.bool,
-    shift: T.number, compact: T.bool, selected: T.object, range: T.array, ranks: T.array, flow: T.array, goto: T.object, setProps: T.func,
+    shift: T.number, compact: T.bool, selected: T.object, range: T.array, ranks: T.array, marks: T.array, unsaved: T.string, flow: T.array, goto: T.object, setProps: T.func,
   };
   window.ddltrace_dashboard = { Timeline };
 })();

@@ -259,6 +259,11 @@
         c.fillRect(Math.min(a, b), 0, Math.abs(b - a), state.height);
         c.globalAlpha = 1;
       }
+      c.fillStyle = p.accent;
+      for (const mark of state.marks || []) {
+        const x = Math.round(this.x(state.view, mark.t));
+        if (x >= ns.GUTTER && x < state.width) c.fillRect(x, 0, 1, state.height);
+      }
       this.flow(c, state);
       if (state.hover) this.outline(c, state, state.hover, p.ink, 1);
       if (state.selected && state.selected.end !== undefined) this.outline(c, state, state.selected, p.accent, 2.5);
@@ -399,12 +404,36 @@
       c.fillStyle = p.line;
       c.fillRect(0, height - 1, width, 1);
       c.fillRect(ns.GUTTER - 1, 0, 1, height);
+      this.flags(c, state, k);
       const range = state.range;
       if (range) {
         const [a, b] = range.map((t) => ns.GUTTER + (t - view.t0) * k).sort((x, y) => x - y);
         c.fillStyle = p.accent;
         c.fillRect(Math.max(a, ns.GUTTER), height - 3, b - Math.max(a, ns.GUTTER), 3);
       }
+    }
+
+    // Marks as flags, each with as much of its note as fits before the next one.
+    flags(c, state, k) {
+      const { view, width } = state, p = this.palette, marks = state.marks || [];
+      marks.forEach((mark, i) => {
+        const x = Math.round(ns.GUTTER + (mark.t - view.t0) * k);
+        if (x < ns.GUTTER || x > width) return;
+        const next = i + 1 < marks.length ? ns.GUTTER + (marks[i + 1].t - view.t0) * k : width;
+        const text = clipped(c, mark.text, Math.min(next, width) - x - 16);
+        c.fillStyle = p.accent;
+        c.beginPath();
+        c.moveTo(x, 2);
+        c.lineTo(x + 9, 6.5);
+        c.lineTo(x, 11);
+        c.fill();
+        c.fillRect(x, 2, 1, state.height - 2);
+        if (!text) return;
+        c.fillStyle = p.surface;
+        c.fillRect(x + 11, 0, text.length * charWidth(c) + 6, 14);
+        c.fillStyle = p.ink;
+        c.fillText(text, x + 13, 7);
+      });
     }
 
     // The whole trace: the share of compute (above) and communication (below) per rank.

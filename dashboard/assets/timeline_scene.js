@@ -239,7 +239,7 @@
 
     // Which rows are shown and how, as text for a link; empty as at first.
     rowsText() {
-      const parts = [[...this.pinned].join("."), [...this.hidden].join("."), this.stretch === 1 ? "" : this.stretch.toFixed(2), encodeURIComponent(this.wanted).replaceAll("~", "%7E").replaceAll("_", "%5F")];
+      const parts = [[...this.pinned].join("."), [...this.hidden].join("."), this.stretch === 1 ? "" : this.stretch.toFixed(2), escaped(this.wanted)];
       return parts.some(Boolean) ? parts.join("_") : "";
     }
 
@@ -371,17 +371,33 @@
     return {
       window: numbers(state.t, 2), selected: numbers(state.s, 3),
       folded: state.f || "", shut: state.g || "", rows: state.r || "",
+      marks: readMarks(state.m || ""),
       scroll: (numbers(state.y, 1) || [0])[0], query: decode(state.q || ""),
     };
   };
 
-  ns.writeLink = function (key, view, scene, selected, query) {
+  // Marks as text: time.note!time.note, with everything else escaped.
+  const MOST_MARKED = 4000; // characters in a link
+  const escaped = (text) => encodeURIComponent(text).replace(/[!.~_*'()]/g, (char) => "%" + char.charCodeAt(0).toString(16).toUpperCase());
+  function markedText(marks) {
+    const text = marks.map(({ t, text: note }) => `${t}.${escaped(note)}`).join("!");
+    return text.length > MOST_MARKED ? "" : text;
+  }
+  function readMarks(text) {
+    return text.split("!").filter(Boolean).map((part) => {
+      const at = part.indexOf(".");
+      return { t: Number(at < 0 ? NaN : part.slice(0, at)), text: decode(part.slice(at + 1)).slice(0, 300) };
+    }).filter(({ t }) => Number.isSafeInteger(t) && t >= 0);
+  }
+
+  ns.writeLink = function (key, view, scene, selected, query, marks = []) {
     const parts = [`t:${Math.round(view.t0)}_${Math.round(view.t1)}`];
     if (view.scroll > 0) parts.push("y:" + Math.round(view.scroll));
     if (selected) parts.push(`s:${selected.rank}_${selected.row}_${selected.event}`);
     if (scene.foldedText()) parts.push("f:" + scene.foldedText());
     if (scene.shutText()) parts.push("g:" + scene.shutText());
     if (scene.rowsText()) parts.push("r:" + scene.rowsText());
+    if (marks.length) parts.push("m:" + markedText(marks));
     if (query) parts.push("q:" + encodeURIComponent(query).replaceAll("~", "%7E"));
     const params = new URLSearchParams(location.hash.slice(1));
     params.set(key, parts.join("~"));

@@ -11,6 +11,7 @@ from dash import html
 from ddltrace.analyzer.formatting.units import instant_text, printable, share_text, time_text
 from ddltrace.dashboard.pages.event_details import Details, Part, describe
 from ddltrace.dashboard.pages.path_panel import describe_piece
+from ddltrace.dashboard.stored.marks import load_marks
 from ddltrace.dashboard.timeline.component import Timeline
 from ddltrace.dashboard.timeline.path_lane import NO_RANK
 from ddltrace.dashboard.timeline.range_summary import RangeRow, summarize
@@ -29,7 +30,12 @@ def timeline_page(opened: OpenTrace) -> Component:
     """The page for one trace."""
     return html.Main(
         [
-            Timeline(id="timeline", trace=opened.number, link="v"),
+            Timeline(
+                id="timeline",
+                trace=opened.number,
+                link="v",
+                marks=load_marks(opened.trace),
+            ),
             html.Aside(id="details", className="details", **{"aria-live": "polite"}),
         ],
         className="page-timeline",

@@ -71,16 +71,17 @@ def _digest(verified: VerifiedFiles, path: Location) -> str:
 
 def folders(trace: Trace) -> list[Path]:
     """Folders that may hold the stored files of a trace, the preferred one first."""
-    of_user = _folder_of_user(trace)
+    of_user = folder_of_user(trace)
     return [trace.path / FOLDER, of_user] if isinstance(trace.path, Path) else [of_user]
 
 
 def verified_files(trace: Trace) -> VerifiedFiles:
     """What is known of the files of a trace, and of its stored files."""
-    return VerifiedFiles(_folder_of_user(trace) / "verified.json")
+    return VerifiedFiles(folder_of_user(trace) / "verified.json")
 
 
-def _folder_of_user(trace: Trace) -> Path:
+def folder_of_user(trace: Trace) -> Path:
+    """The folder in the user's cache that belongs to a trace."""
     own = hashlib.sha256(str(trace.path.resolve()).encode()).hexdigest()[:32]
     return user_folder() / "traces" / own
 

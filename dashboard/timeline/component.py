@@ -21,6 +21,8 @@ class Timeline(Component):
         selected: The event that the user clicked: ``{rank, row, event}``.
         range: The interval that the user measured: start and end in ns.
         ranks: The ranks whose rows were shown when it was measured, if rows were filtered.
+        marks: Times with a note that the user marked: ``[{t, text}]``, t in ns.
+        unsaved: Why marks could not be kept; empty if they are.
         flow: Intervals to connect: ``[{row, event, start, end, last}]``.
         goto: An interval to show: ``{rank, row, event, start, end}``.
     """
@@ -40,6 +42,8 @@ class Timeline(Component):
         "selected",
         "range",
         "ranks",
+        "marks",
+        "unsaved",
         "flow",
         "goto",
     )

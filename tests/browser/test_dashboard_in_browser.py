@@ -32,6 +32,7 @@ from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import _leading_to, bind, running
 from ddltrace.dashboard.starting import StartingApp
 from ddltrace.dashboard.stored import stored_trace
+from ddltrace.dashboard.stored.marks import FILE
 from ddltrace.dashboard.widgets import LONGEST_TABLE
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.event_file import write_events
@@ -49,7 +50,7 @@ GRID_SECONDS = 15
 
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/run.json"))
 HOSTILE = "<img src=x onerror=window.pwned=1></script><script>window.pwned=1</script>\x1b[31m"
-ATTRIBUTES = "view, scene, source, selected, hits, query, props"
+ATTRIBUTES = "view, scene, source, selected, hits, query, props, marks"
 TIMELINE = "document.getElementById('timeline').timeline"
 
 
@@ -579,6 +580,45 @@ def test_pinned_rows_stay_while_others_are_scrolled_and_filtered(
     assert visit.state("scene.wanted") == visit.page.input_value(".tl-rows") == "0"
     assert visit.barriers() == []
     assert visit.troubles == []
+
+
+def test_a_mark_is_kept_and_travels_in_the_link(browser: Any, tmp_path: Path) -> None:
+    for name in ("mine", "yours"):
+        shutil.copytree(SAMPLES[0], tmp_path / name)
+    note = "why here? <img src=x onerror=window.pwned=1>"
+
+    def dashboard_of(name: str) -> Any:
+        workspace = Workspace([ddltrace.open(tmp_path / name)])
+        return running(create_app(workspace).server, bind("127.0.0.1", None))
+
+    with dashboard_of("mine") as url:
+        visit = Visit(browser, url, "timeline").timeline()
+        box = visit.page.locator(".tl-canvas").bounding_box()
+        visit.page.mouse.move(box["x"] + 600, box["y"] + 60)
+        visit.page.keyboard.press("m")
+        visit.page.get_by_label("Note").fill(note)
+        visit.page.get_by_role("button", name="Save", exact=True).click()
+        visit.until("marks.length === 1")
+        visit.until_true(lambda: "m%3A" in visit.page.url, "the link has the mark")
+        visit.until_true((tmp_path / "mine" / FILE).exists, "the mark is kept")
+        link = visit.page.url.partition("#")[2]
+        visit.page.goto(url + "?trace=0")
+        visit.page.goto(url + "timeline?trace=0")
+        visit.timeline()
+        assert visit.state("marks[0].text") == note
+        assert visit.barriers() == []
+        assert visit.troubles == []
+    with dashboard_of("yours") as url:
+        visit = Visit(browser, url, f"timeline?trace=0#{link}").timeline()
+        assert visit.state("marks[0].text") == note
+        assert not (tmp_path / "yours" / FILE).exists()  # until the reader changes something
+        x = visit.page.evaluate(f"{TIMELINE}.xOf({TIMELINE}.marks[0].t)")
+        ruler = visit.page.locator(".tl-ruler").bounding_box()
+        visit.page.mouse.click(ruler["x"] + x, ruler["y"] + 8)
+        visit.page.get_by_role("button", name="Remove", exact=True).click()
+        visit.until("marks.length === 0")
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.troubles == []
 
 
 def test_measuring_a_range(browser: Any, address: str) -> None:

@@ -122,7 +122,7 @@ test("what a link holds comes back", () => {
   writeLink("first", view, scene, { rank: 1, row: 5, event: 7 }, "a~b:c&d=é");
   assert.ok(shared.location.hash.includes("other="));
   assert.deepEqual(plain(readLink("first")), {
-    window: [100, 900], selected: [1, 5, 7], folded: "1", shut: "", rows: "", scroll: 42, query: "a~b:c&d=é",
+    window: [100, 900], selected: [1, 5, 7], folded: "1", shut: "", rows: "", marks: [], scroll: 42, query: "a~b:c&d=é",
   });
 });
 
@@ -193,4 +193,19 @@ test("rows are filtered by kind, rank and lane, and a link restores it", () => {
   odd.rowsAs("99.x_nothing.steps_1e9_%E0%A4%A");
   assert.deepEqual([[...odd.pinned], [...odd.hidden], odd.stretch, odd.wanted], [[], ["steps"], 1, ""]);
   assert.equal(new Scene(layout(2)).rowsText(), "");
+});
+
+test("marks with any note travel in a link", () => {
+  const globals = page();
+  const { Scene, View, readLink, writeLink } = load(["timeline_scene"], globals);
+  const marks = [{ t: 0, text: "" }, { t: 12, text: "a~b!c.d:e_f%20&g=h é 'x' (y)*" }, { t: 900719925474099, text: "<img>" }];
+  const view = new View(1000);
+  writeLink("v", view, new Scene(layout(2)), null, "a~b", marks);
+  assert.deepEqual(plain(readLink("v").marks), marks);
+  assert.equal(readLink("v").query, "a~b");
+  const many = [...Array(500).keys()].map((t) => ({ t, text: "x".repeat(50) }));
+  writeLink("v", view, new Scene(layout(2)), null, "", many);
+  assert.deepEqual(plain(readLink("v").marks), []); // too long for an address
+  globals.location.hash = "#v=m:x.a!-5.b!1e99.c!7.%E0%A4%A!8!" ;
+  assert.deepEqual(plain(readLink("v").marks), [{ t: 7, text: "" }]);
 });

@@ -23,6 +23,7 @@ _OWN_FILE: Final = re.compile(
     r"\.?(?:run\.json|(?:rank|counters)-\d{5,9}-\d+-\d+\.(?:json|arrows?|damaged))"
     r"(?:\.reserve|(?:\.\d+)?\.tmp)?"
     r"|nccl-(?:\d+|unknown)-\d+(?:-\d+)?\.ring"
+    r"|\.ddltrace-marks(?:\.\d+\.tmp)?"
     r"|untraced-\d+\.txt|\.claim|\.ddltrace-upload\.json(?:\.\d+\.tmp)?"
 )
 _SURELY_OVER_S: Final = 600.0
