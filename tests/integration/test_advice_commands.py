@@ -65,7 +65,9 @@ def test_a_trace_of_another_tool_is_compared_with_the_next_one(tmp_path: Path) -
     assert {finding.kind for finding in found} == {"host", "compute", "data"}
     [command] = {finding.command for finding in found}
     assert command is not None
-    report = " ".join(in_shell(f"ddltrace analyze {shlex.quote(str(before))}", tmp_path).split())
+    report = " ".join(
+        in_shell(f"ddltrace analyze {shlex.quote(str(before))} --full", tmp_path).split()
+    )
     assert f"record it again into 'after' as this trace was recorded: {command}" in report
     shutil.copytree(before, tmp_path / "after")
     assert "A step, and on its critical path" in in_shell(command, tmp_path)
