@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 
 from ddltrace.analyzer.formatting.units import bytes_text, time_text
-from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.model import Analysis, Analyzed
 from ddltrace.analyzer.report.figures import base_figure, distinct, label
 from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 
@@ -61,26 +62,28 @@ HEAT: Final = {
     "time": ("wall_ns", "step time"),
     "compute": ("compute_ns", "compute"),
     "wait": ("waiting_ns", "waiting for others"),
+    "late": (None, "lateness"),
     "exposed": ("exposed_ns", "exposed communication"),
 }
 """What the map of ranks and steps can show: a column of `Analysis.rank_steps`, and its title."""
 
 
-def ranks_by_step(analysis: Analysis, shown: str) -> go.Figure | None:
+def ranks_by_step(analyzed: Analyzed, shown: str) -> go.Figure | None:
     """A map of all ranks and steps, colored by one of their times (ms).
 
     More than 400 steps are grouped: a cell is the mean of its steps, and names the first.
 
     Args:
-        analysis: The measured trace.
+        analyzed: The measured trace.
         shown: A key of `HEAT`.
 
     Returns:
         None with fewer than two ranks or steps, or if the times are not known.
     """
     column, title = HEAT[shown]
-    of = analysis.rank_steps
-    if not len(of["rank"]) or not np.isfinite(of[column]).any():
+    of = analyzed.analysis.rank_steps
+    values = _lateness(analyzed) if column is None else of[column]
+    if not len(of["rank"]) or not np.isfinite(values).any():
         return None
     ranks, row = np.unique(of["rank"], return_inverse=True)
     steps, place = np.unique(of["step"], return_inverse=True)
@@ -88,10 +91,10 @@ def ranks_by_step(analysis: Analysis, shown: str) -> go.Figure | None:
         return None
     group = -(-len(steps) // _MAX_STEPS)
     shape = (len(ranks), -(-len(steps) // group))
-    known = np.isfinite(of[column])
+    known = np.isfinite(values)
     cell = np.ravel_multi_index((row, place // group), shape)[known]
     count = np.bincount(cell, minlength=shape[0] * shape[1])
-    total = np.bincount(cell, weights=of[column][known], minlength=len(count))
+    total = np.bincount(cell, weights=values[known], minlength=len(count))
     mean = np.where(count > 0, total / np.maximum(count, 1) / 1e6, np.nan).reshape(shape)
     figure = base_figure(height=120 + min(max(8 * len(ranks), 120), 520))
     figure.add_heatmap(
@@ -105,6 +108,25 @@ def ranks_by_step(analysis: Analysis, shown: str) -> go.Figure | None:
     figure.update_xaxes(title="step" if group == 1 else f"step, {group} in a cell")
     figure.update_yaxes(title="rank", autorange="reversed", tickformat="d")
     return figure
+
+
+def _lateness(analyzed: Analyzed) -> npt.NDArray[np.float64]:
+    """By how much each rank came last to collectives of each step, summed (ns).
+
+    Returns:
+        In the order of `Analysis.rank_steps`; a lateness is the arrival of the last rank minus the
+        median arrival of the others.
+    """
+    of, one = analyzed.analysis.rank_steps, analyzed.joined.collectives
+    chosen = one.timed & (one.step >= 0)
+    steps = int(max(of["step"].max(initial=0), one.step[chosen].max(initial=0))) + 1
+    late = np.bincount(
+        one.last_rank[chosen] * steps + one.step[chosen],
+        weights=(one.last - one.others)[chosen],
+        minlength=(int(of["rank"].max(initial=0)) + 1) * steps,
+    )
+    found: npt.NDArray[np.float64] = late[of["rank"] * steps + of["step"]]
+    return found
 
 
 def breakdown_of_runs(runs: Sequence[tuple[str, Sequence[Breakdown]]]) -> go.Figure | None:

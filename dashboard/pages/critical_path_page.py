@@ -40,7 +40,7 @@ HEAT_MAP: Final = "path-ranks"
 FIGURES: Final[dict[str, Draw]] = {
     "path-steps": lambda opened, _: figures.step_times(opened.analysis),
     "path-parts": lambda opened, _: figures.critical_parts(opened.analysis),
-    HEAT_MAP: lambda opened, address: charts.ranks_by_step(opened.analysis, _heat(address)),
+    HEAT_MAP: lambda opened, address: charts.ranks_by_step(opened.analyzed, _heat(address)),
 }
 
 _PART_COLUMNS: Final[tuple[Column[PathPart], ...]] = (

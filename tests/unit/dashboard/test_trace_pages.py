@@ -5,12 +5,14 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
+from ddltrace.dashboard import charts
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app, page_content
 from ddltrace.dashboard.discovery import discover
@@ -142,6 +144,35 @@ def test_collectives_are_sorted_as_the_table_says(opened):
     few = chosen(opened, "", sort="op", limit=3)
     assert [row.title for row in few.rows] == [f"all_reduce #{number}" for number in range(3)]
     assert few.admitted == few.total > 3
+
+
+def test_the_map_of_ranks_and_steps_shows_what_the_analysis_has(opened):
+    of = opened.analysis.rank_steps
+    shape = (len(set(of["rank"])), len(set(of["step"])))
+    for shown, (column, _) in charts.HEAT.items():
+        found = charts.ranks_by_step(opened.analyzed, shown).data[0]
+        assert np.shape(found.z) == shape
+        if column is not None:
+            assert np.ravel(found.z) == pytest.approx(of[column] / 1e6)
+    late = np.sum(charts.ranks_by_step(opened.analyzed, "late").data[0].z)
+    rows = [row for row in chosen(opened, "").rows if row.step is not None]
+    assert late == pytest.approx(sum(row.lateness_us or 0 for row in rows) / 1e3)
+    assert late > 0
+
+
+def test_many_steps_are_grouped_in_the_map(opened):
+    analysis = opened.analysis
+    steps, ranks = 1001, 2
+    of = {name: np.zeros(steps * ranks) for name in analysis.rank_steps}
+    of["rank"] = np.repeat(np.arange(ranks), steps)
+    of["step"] = np.tile(np.arange(steps), ranks)
+    of["wall_ns"] = of["step"] * 1e6 + of["rank"]
+    analyzed = replace(opened.analyzed, analysis=replace(analysis, rank_steps=of))
+    found = charts.ranks_by_step(analyzed, "time").data[0]
+    assert list(found.x[:3]) == [0, 3, 6]
+    assert found.z[0][:2] == pytest.approx([1, 4])  # means of three steps
+    assert found.z[0][-1] == pytest.approx(999.5)
+    assert np.shape(found.z) == (2, 334)
 
 
 def test_who_came_last_to_a_collective_is_not_known_while_a_member_is_missing(write_run_of):
