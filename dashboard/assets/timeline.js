@@ -79,7 +79,7 @@
       this.search = this.bar.appendChild(element("input", "tl-search"));
       Object.assign(this.search, { type: "search", placeholder: "Search layers, tensors, operations   /", maxLength: 200, spellcheck: false });
       this.search.setAttribute("aria-label", "Search events by name or tensor");
-      this.rowFilter = this.bar.appendChild(element("input", "tl-search tl-rows"));
+      this.rowFilter = this.bar.appendChild(element("input", "tl-rows"));
       Object.assign(this.rowFilter, { type: "search", placeholder: "Rows: 3, comm, stream", maxLength: 100, spellcheck: false });
       this.rowFilter.title = "Show only rows that match: a rank's number, a kind, a part of a lane's name";
       this.rowFilter.setAttribute("aria-label", "Show only rows that match");
@@ -136,7 +136,7 @@
 
     // The dialog in which a mark is made, changed and removed.
     buildMarkDialog() {
-      this.markDialog = this.root.appendChild(element("dialog", "tl-keys tl-mark"));
+      this.markDialog = this.root.appendChild(element("dialog", "tl-mark"));
       this.markTitle = this.markDialog.appendChild(element("h2"));
       this.markText = this.markDialog.appendChild(element("textarea"));
       this.markText.maxLength = MARK_LENGTH;
