@@ -40,6 +40,7 @@ def complaints(engine: PerfettoEngine) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("source", REAL, ids=lambda path: path.name)
+@pytest.mark.long
 def test_real_traces_arrive_whole(source: Path, to: str, browser: Any, tmp_path: Path) -> None:
     trace = open_trace(source)
     with opened(browser, trace, to, tmp_path) as engine:

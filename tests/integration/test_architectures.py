@@ -56,6 +56,7 @@ def of_three(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("spec", ON_THREE)
+@pytest.mark.long
 def test_three_ranks_train_as_with_the_librarys_all_reduce(
     spec: str, of_three: dict[str, Any]
 ) -> None:

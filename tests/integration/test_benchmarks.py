@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import environment
+from support.sampling import sampled
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -83,7 +84,7 @@ def test_no_script_is_forgotten() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", TRIALS)
+@pytest.mark.parametrize("name", sampled(list(TRIALS), 8))
 def test_it_runs_to_its_end(name: str, tmp_path: Path) -> None:
     shutil.copy(KINETO, tmp_path)
     launcher = RANKS if name == "pytorch_hooks" else ()

@@ -71,6 +71,7 @@ ON_DDP = [
     ("job", "names", "gradient_bytes", "launch"),
     [ON_DDP[number] for number in sampled(range(len(ON_DDP)), 2)],
 )
+@pytest.mark.long
 def test_clients_on_ddp(
     tmp_path: Path, job: str, names: set[str], gradient_bytes: int, launch: str
 ) -> None:
@@ -103,6 +104,7 @@ def test_clients_on_ddp(
 
 
 @client("deepspeed")
+@pytest.mark.long
 def test_deepspeed_zero(tmp_path: Path) -> None:
     """ZeRO stage 1: gradients are averaged, then each rank updates and sends its shard."""
     command = traced(tmp_path / "trace", torchrun("with_deepspeed.py"))

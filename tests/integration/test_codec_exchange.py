@@ -33,6 +33,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks", ["three", "two"])
+@pytest.mark.long
 def test_all_ranks_have_the_same_average_to_the_last_bit(
     report: dict[str, Any], ranks: str
 ) -> None:

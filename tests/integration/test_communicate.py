@@ -217,6 +217,7 @@ def test_functional_collectives_and_their_waits(job: Recorded) -> None:
     assert sorted(waits.parent) == sorted(messages.id)
 
 
+@pytest.mark.long
 def test_a_training_over_rpc_has_steps(tmp_path: Path) -> None:
     """Steps of `DistributedOptimizer` on the rank that trains; `RemoteModule` is not an error."""
     done = run(traced(tmp_path / "trace", on_ranks("rpc_training.py")), cwd=tmp_path)

@@ -72,6 +72,7 @@ def assert_equal(engine: DaskEngine, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SAMPLES + FOREIGN, ids=lambda path: path.name)
+@pytest.mark.long
 def test_a_trace_has_the_same_analysis(cluster, path):
     assert_equal(cluster, path)
 
@@ -93,6 +94,7 @@ def in_ranges(path: Path, engine: DaskEngine | None = None) -> Trace:
 
 
 @pytest.mark.parametrize("path", [*SAMPLES[:2], *FOREIGN], ids=lambda path: path.name)
+@pytest.mark.long
 def test_ranges_of_steps_have_the_same_analysis(cluster, path):
     assert document(in_ranges(path, cluster)) == document(in_ranges(path))
 

@@ -156,6 +156,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_a_directory_that_vanishes_in_mid_run(tmp_path: Path) -> None:
     trace, goes_on = tmp_path / "trace", tmp_path / "goes-on"
     (tmp_path / "job.py").write_text(WAITS.format(goes_on=str(goes_on)))

@@ -24,6 +24,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.long
 def test_frequencies_equal_what_their_papers_reduce_them_to(report: dict[str, Any]) -> None:
     assert report["moved"] > 0.01  # training does something that could differ
     for pair, distance in report["distance"].items():

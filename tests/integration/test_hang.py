@@ -110,6 +110,7 @@ def check(trace: Path, how: str) -> None:
         ("recv", "recv", 2),
     ],
 )
+@pytest.mark.long
 def test_a_hang_is_explained(tmp_path: Path, how: str, stuck_in: str, ranks: int) -> None:
     trace = tmp_path / "trace"
     with hanging(trace, how, stuck_in, ranks):

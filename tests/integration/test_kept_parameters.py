@@ -39,6 +39,7 @@ def train(directory: Path, spec: str | None, *names: str) -> tuple[list[object],
 
 
 @pytest.mark.parametrize("spec", sampled(DEFERRING, 1))
+@pytest.mark.long
 def test_every_use_of_a_parameter_sees_its_update(spec: str, tmp_path: Path) -> None:
     expected, _ = train(tmp_path, None)
     found, said = train(tmp_path, spec)
@@ -49,6 +50,7 @@ def test_every_use_of_a_parameter_sees_its_update(spec: str, tmp_path: Path) -> 
     assert "share memory" not in said
 
 
+@pytest.mark.long
 def test_delayed_updates_are_not_delayed_where_views_would_show_the_local_copy(
     tmp_path: Path,
 ) -> None:

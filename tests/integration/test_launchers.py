@@ -91,6 +91,7 @@ def test_each_attempt_of_a_restarted_job_is_a_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["openmpi", "slurm", "mpich"])
+@pytest.mark.long
 def test_an_mpirun_below_the_launcher(tmp_path: Path, mpirun: str, style: str) -> None:
     command = [mpirun, "-n", "2", sys.executable, str(JOBS / "mpi_style.py")]
     done = run(

@@ -40,6 +40,7 @@ def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, dict[str, GroupInfo]
 
 
 @pytest.mark.parametrize("how", sampled(["backend", "handles", "blocking", "inner"], 2))
+@pytest.mark.long
 def test_the_same_is_recorded_as_by_a_group_of_pytorch(
     tmp_path: Path, by_gloo: tuple[Path, list[str]], how: str
 ) -> None:

@@ -36,6 +36,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[float]
     return found, folder
 
 
+@pytest.mark.long
 def test_prefetching_changes_no_bit(ran: tuple[dict[str, list[float]], Path]) -> None:
     assert ran[0]["fsdp:prefetch=2"] == ran[0]["plain"]
 
@@ -96,6 +97,7 @@ def test_parameters_are_in_the_list(tmp_path: Path) -> None:
     assert {"qwz", "qgz", "muloco"} <= {each["name"] for each in listed["presets"]}
 
 
+@pytest.mark.long
 def test_an_experiment_names_the_reason_of_a_refusal(tmp_path: Path) -> None:
     command = [*DDLTRACE, "experiment", "run", "--strategy", "bf16", "--steps", "6"]
     command += ["--repeats", "1", "--max-other-cores", "1000", "-o", "out", "--"]

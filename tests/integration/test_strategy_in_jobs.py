@@ -41,6 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     return trained(tmp_path_factory.mktemp("plain") / "job", None)
 
 
+@pytest.mark.long
 def test_slices_by_priority_train_to_plain_ddps_bits(plain: list[object], tmp_path: Path) -> None:
     slow = "rank=1,factor=1.5,burst=1,every=2"
     assert trained(tmp_path / "job", "p3:slice=50", "--slow", slow) == plain
@@ -152,6 +153,7 @@ def test_steps_end_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--strategy", "wfbp")])
+@pytest.mark.long
 def test_a_gan_ends_after_as_many_steps_as_its_trace_has(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

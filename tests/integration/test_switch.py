@@ -223,7 +223,8 @@ def test_a_job_that_was_never_switched_on_says_so(tmp_path: Path) -> None:
     with running(tmp_path, "--off") as (trace, _):
         pass
     report = order("analyze", "trace", cwd=tmp_path)
-    assert "no step (ddltrace on begins it while the job runs)" in report.stdout + report.stderr
+    said = " ".join((report.stdout + report.stderr).split())
+    assert "no step (ddltrace on begins it while the job runs)" in said
     assert "Traceback" not in report.stderr
     assert read_run(trace).status == "complete"
 

@@ -23,6 +23,7 @@ LIBRARIES.append(pytest.param("tcp:connections=3"))
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.long
 def test_collectives_agree_with_gloos(name: str, tmp_path: Path) -> None:
     done = run(on_ranks("transport_collectives.py", name, ranks=3), cwd=tmp_path)
     assert done.status == 0, done.stderr[-3000:]

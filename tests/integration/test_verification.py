@@ -42,6 +42,7 @@ def test_a_prediction_is_written_down_and_then_measured(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_two_ranks_are_calibrated(tmp_path: Path) -> None:
     done = ddltrace("experiment", "calibrate", "--rounds", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

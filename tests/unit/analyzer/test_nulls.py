@@ -136,6 +136,7 @@ def use_dashboard(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("seed", range(TRACES))
+@pytest.mark.long
 def test_values_that_are_null_stop_nothing(build, tmp_path, seed):
     choice = random.Random(seed)
     built = build(2)

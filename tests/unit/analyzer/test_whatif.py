@@ -327,6 +327,7 @@ def test_a_strategy_on_more_ranks_sends_what_it_does_there():
     assert ddp.step_us < 4 * asked.ask(Question(strategy="ddp", ranks=4, hosts=4, **here)).step_us
 
 
+@pytest.mark.long
 def test_every_strategy_has_an_answer():
     done = CliRunner().invoke(whatif, [str(SAMPLES / "ddp-4-hosts-400mbit"), "--all", "--json"])
     assert done.exit_code == 0, done.output

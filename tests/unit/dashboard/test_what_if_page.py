@@ -30,6 +30,7 @@ def test_a_question_is_answered() -> None:
     assert "120 ms per step in the trace" in said
 
 
+@pytest.mark.long
 def test_every_strategy_is_ranked_and_what_is_not_known_has_a_reason() -> None:
     said = asked("ddp-4-hosts-400mbit", every=True)
     assert said.index("bf16") < said.index("fifo")

@@ -115,12 +115,13 @@ def test_a_job_gets_what_it_gets_without_a_launcher(tmp_path: Path, leader: str)
             terminals[-1].close()
         terminals[-1].wait_for(last)
     time.sleep(0.3)  # a signal too many would come now
-    got = [terminal.got() for terminal in terminals]
+    # Of two signals that are sent at once, either may be seen first, also without a launcher.
+    got = [sorted(terminal.got()) for terminal in terminals]
     statuses = [terminal.end() for terminal in terminals]
     assert got[::2] == got[1::2]
     assert statuses[::2] == statuses[1::2]
     assert got[0] == ["SIGINT"]
-    assert got[-1] == ["SIGHUP", "SIGCONT"]
+    assert got[-1] == ["SIGCONT", "SIGHUP"]
 
 
 @pytest.mark.parametrize("name", ["SIGALRM", "SIGXCPU", "SIGABRT", "SIGUSR2"])
