@@ -13,7 +13,6 @@
   const IDLE_MS = 300; // the view rests if it has not changed for this long
   const PATIENCE_MS = 10000; // counters and critical path are loaded then, even if it does not rest
   const RULER_HEIGHT = 28;
-  const MARK_LENGTH = 300; // characters of a note
   const MARK_SLOP = 6; // px
   const PIN_WIDTH = 44; // px at the end of a rank's head
   const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
@@ -139,7 +138,7 @@
       this.markDialog = this.root.appendChild(element("dialog", "tl-mark"));
       this.markTitle = this.markDialog.appendChild(element("h2"));
       this.markText = this.markDialog.appendChild(element("textarea"));
-      this.markText.maxLength = MARK_LENGTH;
+      this.markText.maxLength = ns.NOTE_LENGTH;
       this.markText.setAttribute("aria-label", "Note");
       const buttons = this.markDialog.appendChild(element("div", "tl-buttons"));
       const button = (text, act) => {

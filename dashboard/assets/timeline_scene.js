@@ -23,6 +23,7 @@
 
   ns.GUTTER = 148;
   ns.NO_RANK = NO_RANK;
+  ns.NOTE_LENGTH = 300; // characters of a mark's note
 
   // Ranks and their tracks with positions; folded ranks show one row per kind.
   ns.Scene = class {
@@ -386,7 +387,7 @@
   function readMarks(text) {
     return text.split("!").filter(Boolean).map((part) => {
       const at = part.indexOf(".");
-      return { t: Number(at < 0 ? NaN : part.slice(0, at)), text: decode(part.slice(at + 1)).slice(0, 300) };
+      return { t: Number(at < 0 ? NaN : part.slice(0, at)), text: decode(part.slice(at + 1)).slice(0, ns.NOTE_LENGTH) };
     }).filter(({ t }) => Number.isSafeInteger(t) && t >= 0);
   }
 

@@ -148,8 +148,8 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
         )
     if cards:
         cards[0].className = "card wide"
-    if len(cards) % 2 == 0 and cards:
-        cards[-1].className = "card wide"
+        if len(cards) % 2 == 0:
+            cards[-1].className = "card wide"
     joining, pairs = analysis.joining, sum(row.count for row in analysis.p2p)
     head: list[Any] = [
         html.H1(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -51,11 +52,12 @@ def summarize(
     size = max(1, len(timeline.names)) * _ROLES
     count, seen = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     total = np.zeros(size)
-    for rank in timeline.busy if ranks is None else ranks:
+    chosen = set(timeline.busy if ranks is None else ranks)
+    for rank, tracks in groupby(timeline.tracks, key=lambda track: track.rank):
+        if rank not in chosen:
+            continue
         keys, lengths = [], []
-        for track in timeline.tracks:
-            if track.rank != rank:
-                continue
+        for track in tracks:
             for row in timeline.rows[track.first_row : track.first_row + track.num_rows]:
                 found = _inside(row, start_ns, end_ns)
                 label = 0 if track.kind == "steps" else row.label(found).astype(np.int64)
@@ -64,8 +66,6 @@ def summarize(
                 lengths.append(
                     np.minimum(row.index.end(found), end_ns) - np.maximum(begin, start_ns)
                 )
-        if not keys:
-            continue
         of_rank = np.concatenate(keys)
         counted = np.bincount(of_rank, minlength=size)
         count += counted

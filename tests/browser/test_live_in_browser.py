@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,18 @@ def until(page: Any, script: str, old: str = "") -> None:
         page.wait_for_timeout(200)
 
 
-@pytest.mark.long
-def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) -> None:
-    trace, log = tmp_path / "trace", tmp_path / "log"
+@contextmanager
+def followed(
+    browser: Any, tmp_path: Path, job: list[str], *options: str
+) -> Iterator[tuple[Any, str, subprocess.Popen[bytes]]]:
+    """A job under `ddltrace run --dashboard`: a new page, the dashboard's address, the launcher.
+
+    Its trace is ``trace`` in the folder. The page must not have had an error at the end.
+    """
+    log = tmp_path / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            traced(trace, on_ranks("trains_on.py"), "--dashboard"),
+            traced(tmp_path / "trace", job, *options, "--dashboard"),
             cwd=tmp_path,
             env=environment(),
             stdout=subprocess.DEVNULL,
@@ -56,6 +64,18 @@ def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) 
         page = new_page(browser, viewport={"width": 1280, "height": 900})
         page.on("pageerror", lambda error: troubles.append(f"error {error}"))
         page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        yield page, address, process
+        assert not troubles, troubles
+        page.close()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.mark.long
+def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) -> None:
+    with followed(browser, tmp_path, on_ranks("trains_on.py")) as (page, address, _):
         page.goto(address)
         page.wait_for_selector("main[data-page=live]")
         until(page, "() => /[1-9]\\d* steps so far on 2 ranks/.test(document.body.innerText)")
@@ -70,40 +90,21 @@ def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) 
         until(page, "() => document.querySelector('main .facts').innerText", facts)
         page.goto(address)
         page.wait_for_selector("#live-ranks td")
-        victim = next(info for info in read_run(trace).ranks if info.rank == 1)
+        victim = next(info for info in read_run(tmp_path / "trace").ranks if info.rank == 1)
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)
         page.wait_for_selector("[data-alert=dead][data-ranks='1']")
         assert "killed by SIGKILL" in page.inner_text("[data-alert=dead] >> nth=0")
-        assert not troubles, troubles
-        page.close()
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
 def test_recording_is_switched_from_the_page(browser: Any, tmp_path: Path) -> None:
-    trace, log, enough = tmp_path / "trace", tmp_path / "log", tmp_path / "enough"
+    enough = tmp_path / "enough"
     job = on_ranks("switched.py", "ddp", "until", str(enough))
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            traced(trace, job, "--off", "--dashboard"),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-        )
-    troubles: list[str] = []
-    try:
-        address = address_of(log, process)
+    with followed(browser, tmp_path, job, "--off") as (page, address, process):
         deadline = time.monotonic() + PATIENCE_S
         while not (tmp_path / "trains").exists():
-            assert time.monotonic() < deadline, log.read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.1)
-        page = new_page(browser, viewport={"width": 1280, "height": 900})
-        page.on("pageerror", lambda error: troubles.append(f"error {error}"))
-        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
         page.goto(address)
         page.wait_for_selector("text=is not recorded now")
         page.fill("#switch-steps", "5")
@@ -123,12 +124,9 @@ def test_recording_is_switched_from_the_page(browser: Any, tmp_path: Path) -> No
         end = int(re.findall(r"from step (\d+) on", said)[0])
         count = 5 + end - begin
         until(page, f"() => /: {count} steps recorded/.test(document.body.innerText)")
-        assert not troubles, troubles
-        page.close()
-    finally:
         enough.touch()
         process.wait(60)
-    of_ranks = [info.windows for info in read_run(trace).ranks]
+    of_ranks = [info.windows for info in read_run(tmp_path / "trace").ranks]
     assert of_ranks[0] == of_ranks[1]
     windows = [(window["first"], window["stop"]) for window in of_ranks[0]]
     assert windows == [(0, 0), (first, last + 1), (begin, end)]
