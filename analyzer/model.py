@@ -30,6 +30,7 @@ from ddltrace.analyzer.measures.collectives import (
     Joining,
     P2PRow,
 )
+from ddltrace.analyzer.measures.connections import CONNECTIONS, ConnectionRow
 from ddltrace.analyzer.measures.device_queues import (
     COPIES,
     DEVICE_QUEUES,
@@ -101,6 +102,8 @@ class Analysis:
         message_sizes: Messages by operation and power of two of their size.
         traffic: Bytes by pair of ranks.
         all_to_all: How evenly the all-to-alls of each group load its ranks.
+        connections: TCP connections between ranks of different hosts; empty without recorded
+            counters.
         dimensions: Communication by parallel dimension, the longest exposed time first.
         critical_path: The largest parts of the critical paths of the steady steps.
         critical_path_by_rank: All of these paths by category and rank; they sum to the mean step.
@@ -150,6 +153,7 @@ class Analysis:
     message_sizes: tuple[SizeBin, ...] = measured(MESSAGE_SIZES)
     traffic: tuple[TrafficRow, ...] = measured(TRAFFIC)
     all_to_all: tuple[AllToAllRow, ...] = measured(ALL_TO_ALL)
+    connections: tuple[ConnectionRow, ...] = measured(CONNECTIONS)
     dimensions: tuple[DimensionRow, ...] = measured(DIMENSIONS)
     critical_path: tuple[PathPart, ...] = measured(CRITICAL_PATH)
     critical_path_by_rank: tuple[PathRank, ...] = measured(CRITICAL_PATH_BY_RANK)

@@ -50,7 +50,8 @@ class Job:
 
     def run(self, folder: Path, ms: int) -> tuple[Analysis, float]:
         """Traces it with a fault of some length; also returns the time per step, us."""
-        own = [str(self.late), self.activity, str(ms), str(int(self.buffers)), str(STEPS)]
+        fault = f"{self.late}:{self.activity}:{ms}:sleep:0:{STEPS}"
+        own = [fault, str(int(self.buffers)), str(STEPS)]
         command = traced(folder, on_ranks("late_rank.py", *own, ranks=self.ranks))
         done = subprocess.run(
             command, env=environment(), capture_output=True, text=True, check=False

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import places_by_value
-from ddltrace.tracer.trace.counters import COUNTER_LIST
+from ddltrace.tracer.trace.counters import RESOURCE_COUNTERS
 
 _NO_STEP: Final = -1
 
@@ -20,7 +20,7 @@ class CounterSeries:
     """The values of one counter over time.
 
     Attributes:
-        name: The counter, as in `COUNTER_LIST`.
+        name: The counter, as in `RESOURCE_COUNTERS`.
         instance: The interface or device; empty for counters of a process or host.
         unit: Unit of the values. Cumulative counters are given as rates: ``bytes/s``.
         time_ns: When each value was read, ascending.
@@ -43,10 +43,10 @@ class CounterSeries:
 
 
 def counter_series(table: pa.Table) -> list[CounterSeries]:
-    """All series of one rank's counters, in the order of `COUNTER_LIST`.
+    """All series of one rank's counters, in the order of `RESOURCE_COUNTERS`.
 
     Args:
-        table: Rows of schema `COUNTERS`; counters that this version does not know are left out.
+        table: Rows of schema `COUNTERS`; others are left out.
     """
     names, words = _codes(table, "name")
     instances, interfaces = _codes(table, "instance")
@@ -54,7 +54,7 @@ def counter_series(table: pa.Table) -> list[CounterSeries]:
     time_ns = table["time_ns"].to_numpy().astype(np.int64)
     value = table["value"].to_numpy().astype(np.float64)
     found = []
-    for counter in COUNTER_LIST:
+    for counter in RESOURCE_COUNTERS:
         code = words.index(counter.name) if counter.name in words else None
         of_name = np.flatnonzero(names == code)
         for instance, places in places_by_value(instances[of_name]):

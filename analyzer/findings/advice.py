@@ -20,8 +20,9 @@ from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.findings.communication_advice import Change, best_proposal
 from ddltrace.analyzer.findings.resource_advice import resource_findings
 from ddltrace.analyzer.formatting.text_table import shorten
-from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import bandwidth_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.collectives import CollectiveRow
+from ddltrace.analyzer.measures.connections import slow_connections
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.job_facts import JobFacts
 from ddltrace.analyzer.measures.launch_gaps import LaunchGaps
@@ -116,6 +117,7 @@ def find_findings(
     held = path_shares(analysis)
     found = [
         *_communication(analysis, facts, savings, held),
+        *_network(analysis, savings),
         *_pipelines(analysis, savings),
         *_straggler(analysis, savings),
         *_host(analysis, facts, savings, held),
@@ -187,6 +189,28 @@ def _communication(
         command=experiment_command(analysis, strategies),
         strategies=strategies,
         unsure=main is not None and main.unsure,
+    )
+
+
+def _network(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
+    """One finding on the slow TCP connections between hosts."""
+    slow = slow_connections(analysis.connections)
+    if slow is None or not savings.transfer_us:
+        return
+    worst, others = slow.rows[0], len(slow.rows) - 1
+    more = f", and {others} more of {len(analysis.connections)} are slow" if others else ""
+    host = None if slow.host is None else printable(slow.host)
+    common = f"; host {host} is an end of all of them" if others and host else ""
+    yield _finding(
+        savings,
+        "network",
+        savings.transfer_us,
+        f"the connection from {printable(worst.src_host)} to {printable(worst.dst_host)} (ranks "
+        f"{worst.src} and {worst.dst}) carries {bandwidth_text(worst.rate_gbps)} while it has "
+        f"bytes to send, others {bandwidth_text(slow.usual_gbps)}{more}{common}; the saving is "
+        "that of all transfer",
+        f"measure the link{f' of {host}' if host else ''} without the job (iperf3), and compare "
+        "its speed (ethtool), errors (ip -s link) and switch port with those of the others",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddltrace.analyzer.events.process_stops import STOPPED
-from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import bytes_text, counted, printable, share_text, time_text
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.resources import worst_throttled
 from ddltrace.analyzer.model import Analysis
@@ -105,30 +105,32 @@ def _throttled_device(analysis: Analysis) -> Iterator[Finding]:
 
 
 def _busy_hosts(analysis: Analysis) -> Iterator[Finding]:
-    """Hosts without a free processor whose ranks wait for one."""
-    seen = set()
-    by_wait = sorted(analysis.resources, key=lambda row: -(row.cpu_wait_share or 0.0))
-    for row in by_wait:
-        busy = row.host_busy_share or 0.0
-        if row.host in seen or busy < _MIN_BUSY:
-            continue
-        if row.cpu_wait_share is not None and row.cpu_wait_share < _MIN_WAIT:
-            continue
-        seen.add(row.host)
-        waits = (
-            ""
-            if row.cpu_wait_share is None
-            else f"; the main thread of rank {row.rank} waited for one during "
-            f"{share_text(row.cpu_wait_share)} of the time{_of_step(analysis, row.cpu_wait_share)}"
-        )
-        yield _finding(
-            "processors",
-            f"host {printable(row.host)} had no free processor (95 % busy) in {share_text(busy)} "
-            f"of the samples{waits}; what this costs is not known, and it makes the other numbers "
-            "unsure",
-            "start fewer threads (OMP_NUM_THREADS, data loader workers) or fewer ranks on this "
-            "host, or move other work off it",
-        )
+    """One finding: the host without a free processor whose ranks wait longest for one."""
+    busy = [
+        row
+        for row in analysis.resources
+        if (row.host_busy_share or 0.0) >= _MIN_BUSY
+        and (row.cpu_wait_share is None or row.cpu_wait_share >= _MIN_WAIT)
+    ]
+    if not busy:
+        return
+    row = max(busy, key=lambda row: row.cpu_wait_share or 0.0)
+    others = len({each.host for each in busy}) - 1
+    more = f"; {counted(others, 'more host')} had none either" if others else ""
+    waits = (
+        ""
+        if row.cpu_wait_share is None
+        else f"; the main thread of rank {row.rank} waited for one during "
+        f"{share_text(row.cpu_wait_share)} of the time{_of_step(analysis, row.cpu_wait_share)}"
+    )
+    yield _finding(
+        "processors",
+        f"host {printable(row.host)} had no free processor (95 % busy) in "
+        f"{share_text(row.host_busy_share or 0.0)} of the samples{waits}{more}; what this costs is "
+        "not known, and it makes the other numbers unsure",
+        "start fewer threads (OMP_NUM_THREADS, data loader workers) or fewer ranks on such a "
+        "host, or move other work off it",
+    )
 
 
 def _of_step(analysis: Analysis, share: float) -> str:

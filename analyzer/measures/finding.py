@@ -16,8 +16,8 @@ class Finding:
     """A finding: a possible improvement, with the measurement that it is based on.
 
     Attributes:
-        kind: Its subject: ``communication``, ``pipeline``, ``straggler``, ``data``, ``copy``,
-            ``host``, ``update``, ``compute``, ``memory``, ``device``, ``processors`` or
+        kind: Its subject: ``communication``, ``network``, ``pipeline``, ``straggler``, ``data``,
+            ``copy``, ``host``, ``update``, ``compute``, ``memory``, ``device``, ``processors`` or
             ``stopped``.
         saves_us: Upper bound on what a step could get shorter; 0 if the trace does not show, for
             ``memory``, ``device`` and ``processors``.

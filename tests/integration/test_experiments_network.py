@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.jobs import JOBS, run, traced
 
+from ddltrace.analyzer.measures.connections import slow_connections
+from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.experiments.network.emulated import EmulatedNetwork, remove_leftovers
 from ddltrace.experiments.network.link_check import (
     LinksOffError,
@@ -182,6 +185,21 @@ def janitor_of(pid: int) -> int:
         if b"ddltrace-janitor" in Path(f"/proc/{child}/cmdline").read_bytes()
     )
     return janitor
+
+
+@pytest.mark.long
+def test_the_report_names_the_host_with_the_slow_link(tmp_path: Path) -> None:
+    network = ["--hosts", "4", "--bandwidth", "400mbit", "--slow-host", "host=2,factor=5"]
+    job = [sys.executable, str(JOBS / "late_rank.py"), "", "0", "40"]
+    done = run(traced(tmp_path / "trace", job, *network), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    analysis = open_trace(tmp_path / "trace").analyze()
+    slow = slow_connections(analysis.connections)
+    assert slow is not None
+    assert slow.host == "host2"
+    assert slow.rows[0].rate_gbps == pytest.approx(0.08, rel=0.3)
+    (finding,) = (one for one in analysis.findings if one.kind == "network")
+    assert "host host2 is an end of all of them" in finding.evidence
 
 
 def test_racks_and_a_slow_host_are_as_they_are_to_be(tmp_path: Path) -> None:

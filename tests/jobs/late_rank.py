@@ -1,16 +1,22 @@
-"""A small training under DDP in which one rank is late in every step, in one activity.
+"""A small training under DDP in which ranks are late, each in one activity.
 
-    torchrun --nproc-per-node N late_rank.py RANK ACTIVITY MILLISECONDS BUFFERS STEPS
+    torchrun --nproc-per-node N late_rank.py FAULTS BUFFERS STEPS
 
-ACTIVITY is data, forward, backward, optimizer or host; with BUFFERS 1, the model has batch
-normalization, whose buffers DDP broadcasts before every forward pass.
+FAULTS are divided by commas; each is RANK:ACTIVITY:MILLISECONDS:WORK:FIRST:LAST. ACTIVITY is data,
+forward, backward, optimizer or host. WORK is sleep, compute (multiplications), collect (garbage
+collections) or memory (page faults); the last three take MILLISECONDS of processor time. The rank
+is late in the steps FIRST to LAST - 1. With BUFFERS 1, the model has batch normalization, whose
+buffers DDP broadcasts before every forward pass.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
+import mmap
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -19,14 +25,53 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-RANK, ACTIVITY, MS, BUFFERS, STEPS = sys.argv[1:]
-LATE_S = float(MS) / 1e3
+FAULTS, BUFFERS, STEPS = sys.argv[1:]
+
+
+def multiply() -> None:
+    """Multiplies matrices."""
+    _ = torch.ones(128, 128) @ torch.ones(128, 128)
+
+
+def collect() -> None:
+    """Makes garbage that only the collector frees, and collects it."""
+    for _ in range(2000):
+        cycle: list[object] = []
+        cycle.append(cycle)
+    gc.collect()
+
+
+def touch() -> None:
+    """Touches pages that the process does not have yet."""
+    with mmap.mmap(-1, 1 << 22) as pages:
+        for start in range(0, len(pages), mmap.PAGESIZE):
+            pages[start] = 1
+
+
+WORK: dict[str, Callable[[], None]] = {"compute": multiply, "collect": collect, "memory": touch}
+faults: list[tuple[str, float, str, range]] = []
+"""This rank's: activity, seconds, work, steps."""
+step = 0
+
+
+def read_faults() -> None:
+    """Reads the faults of this rank."""
+    for text in FAULTS.split(",") if FAULTS else ():
+        rank, activity, ms, work, first, last = text.split(":")
+        if int(rank) == dist.get_rank():
+            faults.append((activity, float(ms) / 1e3, work, range(int(first), int(last))))
 
 
 def pause(activity: str) -> None:
-    """The fault, where it is this rank's and this activity's."""
-    if activity == ACTIVITY and dist.get_rank() == int(RANK):
-        time.sleep(LATE_S)
+    """The faults of this activity in this step."""
+    for place, seconds, work, steps in faults:
+        if place == activity and step in steps:
+            if work == "sleep":
+                time.sleep(seconds)
+                continue
+            end = time.thread_time() + seconds
+            while time.thread_time() < end:
+                WORK[work]()
 
 
 class Images(Dataset):
@@ -80,8 +125,10 @@ class Momentum(torch.optim.SGD):
 
 def main() -> None:
     """Trains."""
+    global step  # noqa: PLW0603 - a script
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    read_faults()
     torch.manual_seed(0)
     widths = [3, 16, 32, 64, 128]
     blocks = [Block(*pair) for pair in itertools.pairwise(widths)]
@@ -93,6 +140,7 @@ def main() -> None:
         functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
         pause("host")
+        step += 1
     dist.destroy_process_group()
 
 

@@ -15,10 +15,14 @@ import pyarrow as pa
 from ddltrace.tracer.record.background_thread import lower_priority, until_next
 from ddltrace.tracer.resources.host_counters import HostCounters
 from ddltrace.tracer.resources.nvml_counters import NvmlCounters
+from ddltrace.tracer.resources.tcp_connections import TcpConnections
 from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
 from ddltrace.tracer.trace.stream_writer import StreamWriter
 
 _MAX_PAUSE_S: Final = 1.0
+_CONNECTIONS_EVERY: Final = 5
+"""Samples from one reading of the connections to the next: their counters are sums."""
+
 _MAX_WAITING: Final = 10_000
 """Readings of the job's threads that may wait for the next write; older ones are dropped."""
 
@@ -62,6 +66,8 @@ class CounterThread(threading.Thread):
         self._rows = CounterRows()
         self._stream: StreamWriter | None = None
         self._host = _host_counters(whole_host=whole_host)
+        self._connections = TcpConnections()
+        self._num_samples = 0
         self._devices: dict[str, NvmlCounters | None] = {}
         self._wanted_devices: deque[str] = deque(maxlen=64)
         self._running_lock = threading.Lock()
@@ -128,7 +134,7 @@ class CounterThread(threading.Thread):
     def _sample(self, *, last: bool = False) -> None:
         with self._sampling:
             now_ns, step = time.monotonic_ns(), self._step()
-            rows = [(now_ns, step, reading) for reading in self._read()]
+            rows = [(now_ns, step, reading) for reading in self._read(last=last)]
             while self._waiting:
                 rows.append(self._waiting.popleft())
             if self._stream is not None:
@@ -143,9 +149,12 @@ class CounterThread(threading.Thread):
                 self._on_fault("counters", error)
         self.dropped = stream.missing
 
-    def _read(self) -> Iterator[Reading]:
+    def _read(self, *, last: bool) -> Iterator[Reading]:
         if self._host is not None:
             yield from self._host.sample()
+        if last or self._num_samples % _CONNECTIONS_EVERY == 0:
+            yield from self._connections.sample()
+        self._num_samples += 1
         while self._wanted_devices:
             uuid = self._wanted_devices.popleft()
             if uuid not in self._devices:

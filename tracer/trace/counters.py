@@ -34,7 +34,7 @@ class Counter(NamedTuple):
     cumulative: bool = False
 
 
-COUNTER_LIST: Final = (
+RESOURCE_COUNTERS: Final = (
     Counter("process_cpu", "cores", "processor time of the rank's process per second"),
     Counter(
         "process_cpu_time",
@@ -65,8 +65,22 @@ COUNTER_LIST: Final = (
     Counter("device_allocated_peak", "bytes", "peak of PyTorch's allocated memory in one step"),
     Counter("device_reserved_peak", "bytes", "peak of PyTorch's reserved memory in one step"),
 )
-"""Every counter. Those of a host, an interface or a device are recorded by each rank that reads
-them: of the host by the lowest local rank, of a device by the ranks that use it."""
+"""Those of a host, an interface or a device are recorded by each rank that reads them: of the host
+by the lowest local rank, of a device by the ranks that use it."""
+
+CONNECTION_COUNTERS: Final = (
+    Counter("connection_sent", "bytes", "bytes sent on a TCP connection that have arrived", True),
+    Counter(
+        "connection_busy",
+        "s",
+        "time in which a TCP connection had bytes to send, and its peer room for them",
+        True,
+    ),
+    Counter("connection_retransmits", "segments", "segments sent again on a TCP connection", True),
+)
+"""Those of the connections of a rank's process that have carried a mebibyte."""
+
+COUNTER_LIST: Final = (*RESOURCE_COUNTERS, *CONNECTION_COUNTERS)
 
 COUNTERS: Final = pa.schema(
     [
@@ -89,7 +103,7 @@ class Reading(NamedTuple):
     Attributes:
         name: The counter, one of `COUNTER_LIST`.
         value: Its value.
-        instance: The interface or device; None for counters of a process or host.
+        instance: The interface, device or connection; None for counters of a process or host.
     """
 
     name: str
