@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ddltrace.tracer.alert_expression import QUANTITIES, parse_limit
-from ddltrace.tracer.connections.addresses import parse_address
+from ddltrace.tracer.connections.metric_targets import Collector, parse_target
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.next_command import say
-from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.metrics.alert_rules import AlertRules
+    from ddltrace.analyzer.metrics.open_telemetry import MetricSender
     from ddltrace.analyzer.metrics.prometheus import MetricServer
     from ddltrace.analyzer.metrics.readings import Readings
 
@@ -30,6 +30,7 @@ _START_S: Final = 60.0
     epilog="""\b
 Examples:
   ddltrace watch trace --metrics :9464
+  ddltrace watch trace --metrics otlp+http://127.0.0.1:4318
   ddltrace watch trace --alert 'wait_share>20% for 50 steps' --alert-command 'mail -s slow me'
 
 \b
@@ -40,9 +41,12 @@ Quantities of alerts, of the steps of the last 15 seconds:
 @click.argument("directory", type=click.Path(path_type=Path), metavar="TRACE")
 @click.option(
     "--metrics",
-    metavar="ADDRESS",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
     help="Serve metrics for Prometheus on :PORT (of 127.0.0.1) or HOST:PORT; other hosts than this "
-    "one need the token in DDLTRACE_METRICS_TOKEN.",
+    "one need the token in DDLTRACE_METRICS_TOKEN. Or send them to a collector of OpenTelemetry: "
+    "otlp (that of OTEL_EXPORTER_OTLP_ENDPOINT) or otlp+http://HOST:4318. Repeat it for both.",
 )
 @click.option(
     "--alert",
@@ -66,14 +70,14 @@ Quantities of alerts, of the steps of the last 15 seconds:
 @click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")
 def watch(  # noqa: PLR0917 - click passes one argument for each option
     directory: Path,
-    metrics: str | None,
+    targets: tuple[str, ...],
     alerts: tuple[str, ...],
     alert_command: str | None,
     alert_webhook: str | None,
     every: float,
     beside_job: bool,
 ) -> int:
-    """Watch a job while it runs: serve metrics, and alert when a limit is passed.
+    """Watch a job while it runs: serve or send metrics, and alert when a limit is passed.
 
     TRACE is the directory that ddltrace run writes to. Dead ranks and hangs are always reported.
     The command ends with the job.
@@ -83,33 +87,49 @@ def watch(  # noqa: PLR0917 - click passes one argument for each option
     from ddltrace.analyzer.metrics.readings import Readings, read
 
     rules = AlertRules([parse_limit(text) for text in alerts])
-    server = _server(metrics)
+    parsed = [parse_target(text) for text in targets]
+    publishers: list[MetricServer | MetricSender] = [
+        _server(target) for target in parsed if not isinstance(target, Collector)
+    ]
     live, readings = LiveTrace(_existing(directory)), Readings()
+    publishers += [
+        _sender(target, directory, every) for target in parsed if isinstance(target, Collector)
+    ]
     try:
         while True:
             with contextlib.suppress(TraceError):  # it is being written
                 readings = read(live, readings)
                 _tell(rules, readings, alert_command, alert_webhook)
-            if server is not None:
-                server.readings = readings
+            for publisher in publishers:
+                publisher.readings = readings
             if readings.status != "running" or _job_has_ended(every, beside_job=beside_job):
                 return 0
     finally:
         live.close()
-        if server is not None:
-            server.close()
+        for publisher in publishers:
+            publisher.close()
 
 
-def _server(metrics: str | None) -> MetricServer | None:
-    if metrics is None:
-        return None
-    require_extra("metrics", "--metrics")
+def _server(address: tuple[str, int]) -> MetricServer:
     from ddltrace.analyzer.metrics.prometheus import MetricServer
 
-    server = MetricServer(parse_address(metrics))
+    server = MetricServer(address)
     server.start()
     say(f"metrics: {server.url}")
     return server
+
+
+def _sender(collector: Collector, directory: Path, every_s: float) -> MetricSender:
+    from ddltrace.analyzer.metrics.open_telemetry import MetricSender
+    from ddltrace.tracer.trace.run_reader import read_run
+
+    run = read_run(directory)
+    attributes = {
+        "service.name": "ddltrace",
+        "service.instance.id": f"{run.host}:{run.launcher_pid}:{run.created_unix_ns}",
+        "ddltrace.trace": str(directory.resolve()),
+    }
+    return MetricSender(collector.url, attributes, every_s=every_s, say=say)
 
 
 def _tell(rules: AlertRules, readings: Readings, command: str | None, webhook: str | None) -> None:

@@ -158,9 +158,10 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
 )
 @click.option(
     "--metrics",
-    metavar="ADDRESS",
+    multiple=True,
+    metavar="TARGET",
     help="Serve metrics of this launcher's ranks for Prometheus on :PORT (of 127.0.0.1) or "
-    "HOST:PORT; see the command watch.",
+    "HOST:PORT, or send them to OpenTelemetry's collector (otlp); see the command watch.",
 )
 @click.option(
     "--alert",
@@ -208,7 +209,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     steps: int | None,
     slow: tuple[str, ...],
     dashboard: bool,
-    metrics: str | None,
+    metrics: tuple[str, ...],
     alerts: tuple[str, ...],
     force: bool,
     keep_command: bool,
@@ -292,7 +293,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     return result.exit_status
 
 
-def _watching(metrics: str | None, alerts: tuple[str, ...], *, dashboard: bool) -> list[str]:
+def _watching(metrics: tuple[str, ...], alerts: tuple[str, ...], *, dashboard: bool) -> list[str]:
     """The options of the command that watches the job; empty for none.
 
     Raises:
@@ -300,15 +301,14 @@ def _watching(metrics: str | None, alerts: tuple[str, ...], *, dashboard: bool) 
         UsageError: An option is wrong.
     """
     from ddltrace.tracer.alert_expression import parse_limit
-    from ddltrace.tracer.connections.addresses import parse_address
+    from ddltrace.tracer.connections.metric_targets import parse_target
 
     if dashboard:
         require_extra("dashboard", "ddltrace run --dashboard")
     options = []
-    if metrics is not None:
-        require_extra("metrics", "ddltrace run --metrics")
-        parse_address(metrics)
-        options += ["--metrics", metrics]
+    for text in metrics:
+        parse_target(text)
+        options += ["--metrics", text]
     for text in alerts:
         parse_limit(text)
         options += ["--alert", text]

@@ -13,8 +13,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ddltrace.analyzer.metrics.metric_table import METRICS
 from ddltrace.analyzer.metrics.readings import Readings
-from ddltrace.tracer.alert_expression import QUANTITIES
 from ddltrace.tracer.errors import UsageError
 
 TOKEN_VARIABLE: Final = "DDLTRACE_METRICS_TOKEN"
@@ -66,50 +66,12 @@ class MetricServer:
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as `prometheus_client` asks for them."""
-        now = self.readings
-        yield _counter("steps", "Steps that all ranks have completed.", now.num_steps)
-        yield _counter("lost_records", "Events that could not be recorded.", now.lost)
-        yield _gauge("ranks", "Ranks of this launcher.", now.ranks)
-        yield _gauge("recording", "Ranks whose recording is switched on.", now.recording)
-        for name, text in QUANTITIES.items():
-            if name in now.quantities and name not in {"wait_seconds", "memory_bytes"}:
-                yield _gauge(name, f"{text[0].upper()}{text[1:]}.", now.quantities[name])
-        waits = GaugeMetricFamily(
-            "ddltrace_wait_seconds",
-            "Waiting for other ranks in the messages of a step.",
-            labels=["rank"],
-        )
-        for rank, seconds in sorted(now.wait_s.items()):
-            waits.add_metric([str(rank)], seconds)
-        yield waits
-        memory = GaugeMetricFamily(
-            "ddltrace_memory_bytes", "Resident memory of a rank's process.", labels=["rank"]
-        )
-        for rank, size in sorted(now.memory_bytes.items()):
-            memory.add_metric([str(rank)], size)
-        yield memory
-        straggler = GaugeMetricFamily(
-            "ddltrace_straggler",
-            "1 for the rank that costs most time by entering collectives last.",
-            labels=["rank", "cause"],
-        )
-        if now.straggler is not None:
-            straggler.add_metric([str(now.straggler.rank), now.straggler.cause], 1)
-        yield straggler
-        bandwidth = GaugeMetricFamily(
-            "ddltrace_busbw_bytes",
-            "Bus bandwidth of collectives in bytes per second, by size up to that of the label.",
-            labels=["operation", "size"],
-        )
-        for (operation, size_class), value in sorted(now.busbw.items()):
-            bandwidth.add_metric([operation, size_class], value)
-        yield bandwidth
-        alerts = GaugeMetricFamily(
-            "ddltrace_alerts", "Dead ranks and hangs that are seen now.", labels=["kind"]
-        )
-        for kind in ("dead", "hang", "silent"):
-            alerts.add_metric([kind], sum(alert.kind == kind for alert in now.alerts))
-        yield alerts
+        for metric in METRICS:
+            family = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+            found = family(metric.name, metric.text, labels=metric.labels)
+            for labels, value in metric.samples(self.readings):
+                found.add_metric(labels, value)
+            yield found
 
 
 class _Server(WSGIServer):
@@ -124,14 +86,6 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Prints nothing that a stranger sends."""
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"ddltrace_{name}", text, value=value)
-
-
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(f"ddltrace_{name}", text, value=value)
 
 
 def _is_loopback(host: str) -> bool:

@@ -82,6 +82,12 @@ def test_other_commands_work_without_extras(
         (("dashboard", SAMPLE, "--no-browser"), "dashboard", "dash, dash-ag-grid, plotly, jinja2"),
         (("export", SAMPLE, "--to", "perfetto", "-o", "t.pftrace"), "perfetto", "perfetto"),
         (("export", SAMPLE, "--to", "chakra", "-o", "et"), "chakra", "protobuf"),
+        (("watch", SAMPLE, "--metrics", ":9464"), "metrics", "prometheus-client"),
+        (
+            ("watch", SAMPLE, "--metrics", "otlp"),
+            "otlp",
+            "opentelemetry-sdk, opentelemetry-exporter-otlp-proto-http",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

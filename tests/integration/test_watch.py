@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from support.collector import collector
 from support.jobs import DDLTRACE, free_port, on_ranks, run, start, traced
 
 from ddltrace.analyzer.live.live_state import Alert
@@ -36,25 +37,34 @@ def metrics(port: int) -> dict[str, float]:
     }
 
 
-def test_a_job_serves_metrics_and_tells_of_a_passed_limit(tmp_path: Path) -> None:
+def test_a_job_serves_and_sends_metrics_and_tells_of_a_passed_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port, stop = free_port(), tmp_path / "stop"
     command = traced(
         tmp_path / "trace",
         on_ranks("switched.py", "ddp", "until", str(stop)),
         *("--metrics", f":{port}", "--alert", "step_seconds > 1ms for 5 steps"),
+        *("--metrics", "otlp"),
     )
-    job = start(command, cwd=tmp_path, stderr=subprocess.PIPE)
-    try:
-        found: dict[str, float] = {}
-        deadline = time.monotonic() + PATIENCE_S
-        while "ddltrace_step_seconds" not in found and time.monotonic() < deadline:
-            time.sleep(0.5)
-            found = metrics(port)
-        stop.touch()
-        _, errors = job.communicate(timeout=PATIENCE_S)
-    finally:
-        stop.touch()  # the ranks would outlive their launcher
-        job.kill()
+    with collector() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
+        job = start(command, cwd=tmp_path, stderr=subprocess.PIPE)
+        try:
+            found: dict[str, float] = {}
+            deadline = time.monotonic() + PATIENCE_S
+            while "ddltrace_step_seconds" not in found and time.monotonic() < deadline:
+                time.sleep(0.5)
+                found = metrics(port)
+            stop.touch()
+            _, errors = job.communicate(timeout=PATIENCE_S)
+        finally:
+            stop.touch()  # the ranks would outlive their launcher
+            job.kill()
+    sent = received.requests[-1]
+    assert sent.resource["ddltrace.trace"] == str(tmp_path / "trace")
+    assert sent.samples["ddltrace_ranks"] == 2
+    assert sent.samples["ddltrace_steps_total"] >= found["ddltrace_steps_total"]
     assert job.returncode == 0, errors
     assert found["ddltrace_ranks"] == found["ddltrace_recording"] == 2
     assert found["ddltrace_steps_total"] > 0
@@ -67,9 +77,8 @@ def test_a_job_serves_metrics_and_tells_of_a_passed_limit(tmp_path: Path) -> Non
         'ddltrace_wait_seconds{rank="1"}',
     }
     assert any(name.startswith('ddltrace_busbw_bytes{operation="all_reduce"') for name in found)
-    alerts = [line for line in errors.splitlines() if line.startswith("ddltrace: alert: ")]
+    alerts = [line for line in errors.splitlines() if "alert: step_seconds is " in line]
     assert len(alerts) == 1, errors
-    assert "step_seconds is " in alerts[0]
     assert metrics(port) == {}
 
 
@@ -78,7 +87,7 @@ def test_what_cannot_be_watched_is_told_in_a_line_before_the_job_starts(tmp_path
         done = run([*DDLTRACE, "watch", "nothing", *options], cwd=tmp_path)
         assert done.status == 2, done.stderr
         assert len(done.stderr.splitlines()) == 1
-    for options in (["--metrics", "9464"], ["--alert", "fast"]):
+    for options in (["--metrics", "9464"], ["--metrics", "otlp+x:1"], ["--alert", "fast"]):
         done = run(traced(tmp_path / "trace", ["touch", "started"], *options), cwd=tmp_path)
         assert done.status == 2
         assert not (tmp_path / "started").exists()

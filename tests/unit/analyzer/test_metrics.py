@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.collector import Received, collector
 
 from ddltrace.analyzer.live.live_state import Alert
 from ddltrace.analyzer.metrics.alert_rules import AlertRules, Raised, tell
+from ddltrace.analyzer.metrics.metric_table import METRICS
+from ddltrace.analyzer.metrics.open_telemetry import MetricSender
 from ddltrace.analyzer.metrics.prometheus import TOKEN_VARIABLE, MetricServer
 from ddltrace.analyzer.metrics.readings import Readings, Straggler, size_class
 from ddltrace.tracer.alert_expression import QUANTITIES, Limit, parse_limit
 from ddltrace.tracer.connections.addresses import parse_address
+from ddltrace.tracer.connections.metric_targets import Collector, parse_target
 from ddltrace.tracer.errors import UsageError
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "examples" / "grafana.json"
@@ -107,6 +111,88 @@ def test_the_dashboard_shows_metrics_that_exist(server: MetricServer) -> None:
     }
     assert asked <= names
     assert {"ddltrace_step_seconds", "ddltrace_straggler", "ddltrace_busbw_bytes"} <= asked
+
+
+def send(endpoint: str | None, said: list[str], every_s: float = 3600) -> None:
+    """Sends `READINGS` once, at the end."""
+    attributes = {"service.name": "ddltrace", "ddltrace.trace": "/tmp/trace"}
+    sender = MetricSender(endpoint, attributes, every_s=every_s, say=said.append)
+    sender.readings = READINGS
+    sender.close()
+
+
+def test_a_collector_gets_what_prometheus_gets(server: MetricServer) -> None:
+    server.readings = READINGS
+    text, said = get(server.url), list[str]()
+    with collector() as received:
+        send(received.url, said)
+    (request,) = received.requests
+    assert said == []
+    assert request.samples == samples(text)
+    assert request.resource["service.name"] == "ddltrace"
+    assert request.resource["ddltrace.trace"] == "/tmp/trace"
+    assert request.units["ddltrace_step_seconds"] == "s"
+    assert request.units["ddltrace_memory_bytes"] == "By"
+    assert request.counters == {metric.name for metric in METRICS if metric.is_counter}
+    assert request.counters == {"ddltrace_steps_total", "ddltrace_lost_records_total"}
+
+
+def test_the_standard_variables_lead_to_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20secret")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "pretraining")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
+    with collector() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
+        sender = MetricSender(None, {"service.name": "ddltrace"}, every_s=3600, say=print)
+        sender.readings = READINGS
+        deadline = time.monotonic() + 30
+        while not has_steps(received) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        # Labels of former readings go.
+        sender.readings = replace(READINGS, straggler=None, num_steps=121)
+        sender.close()
+    assert received.requests[0].headers["authorization"] == "Bearer secret"
+    assert received.requests[0].resource["service.name"] == "pretraining"
+    assert received.requests[-1].samples["ddltrace_steps_total"] == 121
+    assert not any(name.startswith("ddltrace_straggler") for name in received.requests[-1].samples)
+
+
+def has_steps(received: Received) -> bool:
+    return any("ddltrace_step_seconds" in each.samples for each in received.requests)
+
+
+@pytest.mark.long
+def test_a_collector_that_does_not_answer_costs_a_line_and_two_seconds() -> None:
+    with socket.socket() as silent:  # it accepts connections and never reads
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        began, said = time.monotonic(), list[str]()
+        send(f"http://127.0.0.1:{port}", said)
+        assert 1 < time.monotonic() - began < 20
+    said.clear()
+    began = time.monotonic()
+    send(f"http://127.0.0.1:{port}", said)  # nobody listens any more
+    assert time.monotonic() - began < 20
+    assert len(said) == 1
+    assert said[0].startswith("OpenTelemetry (told once): ")
+    assert "\n" not in said[0]
+    with collector(status=401) as received:
+        send(received.url, said)
+    assert len(said) == 2
+    assert "401" in said[1]
+
+
+def test_targets_of_metrics_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_target(":9464") == ("127.0.0.1", 9464)
+    assert parse_target("otlp") == Collector(None)
+    assert parse_target("otlp+https://x:1/y") == Collector("https://x:1/y")
+    for text in ("otlp+", "otlp+x:4318", "otlp+ftp://x", "otlp+http://", "http://x:4318/"):
+        with pytest.raises(UsageError, match="is not a"):
+            parse_target(text)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with pytest.raises(UsageError, match="not grpc"):
+        parse_target("otlp")
 
 
 def test_other_hosts_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
