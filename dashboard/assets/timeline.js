@@ -23,8 +23,12 @@
     ["data", "Data"], ["gradient", "Gradient ready"], ["wait", "Wait"],
     ["collective", "Collective"], ["p2p", "Send / receive"], ["exposed", "Exposed"],
     ["unfinished", "Not completed"], ["kernel", "Kernel"], ["copy", "Copy"],
-    ["compute", "Compute (path)"], ["transfer", "Transfer (path)"], ["idle", "Idle (path)"],
     ["codec", "Codec"], ["marker", "Annotation"], ["host", "Host"],
+  ];
+  // What the critical path consists of, in colors of its own where it is no activity of the tracks.
+  const PATH_LEGEND = [
+    ["compute", "Compute"], ["transfer", "Transfer"], ["wait", "Wait"], ["update", "Update"],
+    ["data", "Data"], ["copy", "Copy"], ["host", "Host"], ["idle", "Idle"],
   ];
   const MARK = "M"; // only where marks are kept
   const MEASURE = "Shift + drag"; // only if a panel shows the measurement
@@ -299,7 +303,7 @@
     async addPath() {
       const path = await this.source.path().catch(() => ({ row: 0, rows: 0, used: [] }));
       if (this.closed) return;
-      this.layout.used = [...new Set([...this.layout.used, ...path.used])];
+      this.layout.used_by_path = path.used;
       this.scene.pathCame(path.row, path.rows);
       this.showLegend();
       this.changed(true);
@@ -338,11 +342,19 @@
 
     showLegend() {
       this.legend.replaceChildren();
-      for (const [role, text] of LEGEND) {
-        if (!this.layout.used.includes(role)) continue;
-        const item = this.legend.appendChild(element("span", "tl-key", text));
-        item.style.setProperty("--swatch", `var(--${role})`);
-      }
+      const show = (into, keys, used) => {
+        for (const [role, text] of keys) {
+          if (!used.includes(role)) continue;
+          const item = into.appendChild(element("span", "tl-key", text));
+          item.style.setProperty("--swatch", `var(--${role})`);
+        }
+      };
+      show(this.legend, LEGEND, this.layout.used);
+      const of = this.layout.used_by_path || [];
+      if (!of.length) return;
+      const path = this.legend.appendChild(element("div", "tl-path-keys"));
+      path.appendChild(element("span", "", "Critical path, underlined:"));
+      show(path, PATH_LEGEND, of);
     }
 
     // The kinds of tracks, each of which can be hidden.

@@ -3,6 +3,7 @@
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
   const LABEL_WIDTH = 18; // px; narrower intervals have no label
+  const RAIL = 2; // px; the line below the critical path
   const TITLE = (ns.TITLE = {
     steps: "Steps", compute: "Compute", gradients: "Gradients", waits: "Waits",
     communication: "Comm", exposed: "Exposed", device: "Device", counters: "Counter",
@@ -214,6 +215,7 @@
         if (x1 - Math.max(x0, ns.GUTTER) > LABEL_WIDTH && line.height >= 13 && count[i] === 1) labels.push(i);
       }
       columns.paint(c, ns.GUTTER, y, height);
+      if (line.track.kind === "path") this.underline(c, state, frame, range, y + height - RAIL);
       if (dim) return;
       c.font = "11px " + p.font;
       c.textBaseline = "middle";
@@ -229,12 +231,23 @@
         c.fillText(shown, left, y + height / 2 + 0.5);
         const rest = room - shown.length * charWidth(c);
         if (rest > 64 && shown === text) {
-          c.globalAlpha = 0.7;
           c.textAlign = "right";
           c.fillText(ns.timeText(end[i] - start[i]), left + room, y + height / 2 + 0.5);
           c.textAlign = "left";
-          c.globalAlpha = 1;
         }
+      }
+    }
+
+    // Underlines the critical path, which has some of its colors in common with the tracks.
+    underline(c, { view, width }, frame, [first, last], y) {
+      c.fillStyle = this.palette.ink;
+      for (let i = ns.firstAfter(frame, first, last, view.t0), end; i < last; ) {
+        const begin = this.x(view, frame.start[i]);
+        if (begin > width) break;
+        // Pieces follow each other; of those in one pixel, the frame has only the longest.
+        for (end = begin; i < last && this.x(view, frame.start[i]) - end < 2; i++) end = this.x(view, frame.end[i]);
+        const left = Math.max(begin, ns.GUTTER);
+        c.fillRect(left, y, Math.min(end, width) - left, RAIL);
       }
     }
 

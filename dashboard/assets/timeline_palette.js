@@ -3,8 +3,9 @@
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
   const SHADES = 4; // shades of one role, chosen by the label
+  const SHADE = 0.05; // how far each shade is from the one before: none gets near another role
   const COVERS = 4; // levels of how much of its pixel an aggregated interval covers
-  const EVEN = 0.19; // luminance on which dark and light text are equally readable
+  const EVEN = 0.179; // luminance on which black and white text are equally readable
   const SHADED = new Set(["layer", "marker", "kernel", "host", "collective", "p2p", "copy"]);
 
   function parse(text) {
@@ -48,8 +49,8 @@
       const shades = [], pixels = [], labels = [];
       for (let shade = 0; shade < SHADES; shade++) {
         const away = dark ? [0, 0, 0] : [255, 255, 255];
-        const color = SHADED.has(role) ? mix(base, away, shade * 0.09) : base;
-        labels.push(luminance(color) > EVEN ? "#10141b" : "#ffffff");
+        const color = SHADED.has(role) ? mix(base, away, shade * SHADE) : base;
+        labels.push(luminance(color) > EVEN ? "#000000" : "#ffffff");
         const covers = [];
         for (let cover = 0; cover < COVERS; cover++) {
           // A pixel must be visible even if hardly covered.

@@ -65,3 +65,22 @@ test("an instant is two pixels wide where there is room", () => {
   const { paint, cell } = setUp((_i, first) => ({ start: first + 500, end: first + 500, count: 1 }));
   assert.equal(paint(0, (PIXELS * cell) / 10, "gradients").slice(0, 20), "....##........##....");
 });
+
+test("the critical path is underlined where it has pieces", () => {
+  const { paint, rectangles, cell } = setUp((i, first, last) => ({ start: first, end: i < 5 || i >= 8 ? last : first + 10, count: 1 }));
+  paint(0, (PIXELS * cell) / 10, "path"); // ten pixels a cell
+  const lines = rectangles.filter(([, , , height]) => height === 2);
+  const from = lines.map(([x]) => Math.round(x - 148)), to = lines.map(([x, , width]) => Math.round(x + width - 148));
+  assert.deepEqual([from, to], [[0, 60, 70, 80], [50, 60, 70, 200]]);
+});
+
+test("labels are readable on every gray", () => {
+  const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  for (let gray = 0; gray < 256; gray++) {
+    const color = "#" + gray.toString(16).padStart(2, "0").repeat(3);
+    const page = { document: { documentElement: {} }, getComputedStyle: () => ({ getPropertyValue: () => color }) };
+    const [[label]] = load(["timeline_columns", "timeline_palette"], page).readPalette(["step"]).label;
+    const light = label === "#ffffff" ? 1 : 0, ground = linear(gray / 255);
+    assert.ok((Math.max(light, ground) + 0.05) / (Math.min(light, ground) + 0.05) >= 4.5, color);
+  }
+});
