@@ -16,6 +16,7 @@ from ddltrace.dashboard.errors import add_error_answers, print_error
 from ddltrace.dashboard.pages import (
     critical_path_page,
     live_page,
+    range_difference,
     sql_page,
     what_if_page,
 )
@@ -143,6 +144,7 @@ def create_app(workspace: Workspace) -> dash.Dash:
     live_page.add_callbacks(app, workspace)
     critical_path_page.add_callbacks(app, workspace)
     what_if_page.add_callbacks(app, workspace)
+    range_difference.add_callbacks(app, workspace)
     add_routes(app.server, workspace)
     add_run_routes(app.server, workspace)
     add_error_answers(app.server)
@@ -468,16 +470,18 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 def _add_step_callbacks(app: dash.Dash) -> None:
     """Puts the step that was chosen on a page into the address."""
 
-    def choose(step: int | None, search: str | None) -> Any:
+    def choose(step: int | None, field: str, search: str | None) -> Any:
         address = Address.parse(search)
-        if step == (address.number("step", 0) if address.text("step") else None):
+        key = "step_b" if field == "compare-step-b" else "step"
+        if step == (address.number(key, 0) if address.text(key) else None):
             return no_update
-        return address.link("", step=step)
+        return address.link("", **{key: step})
 
-    for field in ("compare-step", "tensor-step"):
+    for field in ("compare-step", "compare-step-b", "tensor-step"):
         app.callback(
             Output("go", "data", allow_duplicate=True),
             Input(field, "value"),
+            State(field, "id"),
             State("url", "search"),
             prevent_initial_call=True,
         )(choose)

@@ -16,7 +16,7 @@
   const MARK_SLOP = 6; // px
   const PIN_WIDTH = 44; // px at the end of a rank's head
   const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
-  const MINIMAP_HEIGHT = 56;
+  const MINIMAP_HEIGHT = 56, COMPACT_MINIMAP = 36;
 
   const LEGEND = [
     ["forward", "Forward"], ["layer", "Layer"], ["backward", "Backward"], ["update", "Update"],
@@ -127,7 +127,7 @@
       this.dialog.appendChild(element("h2", "", "Keys"));
       const list = this.dialog.appendChild(element("dl"));
       for (const [key, text] of KEYS) {
-        if ((key === MEASURE || key === MARK) && this.props.compact) continue;
+        if ((key === MEASURE && !this.measures) || (key === MARK && this.props.compact)) continue;
         list.appendChild(element("dt", "", key));
         list.appendChild(element("dd", "", text));
       }
@@ -178,6 +178,9 @@
       const near = this.marks.filter((mark) => Math.abs(this.xOf(mark.t) - x) <= MARK_SLOP);
       return near.length ? near.reduce((a, b) => Math.abs(this.xOf(a.t) - x) <= Math.abs(this.xOf(b.t) - x) ? a : b) : null;
     }
+
+    // Whether a panel of the page shows a measured range.
+    get measures() { return !this.props.compact || !!this.props.sync; }
 
     xOf(t) { return ns.GUTTER + ((t - this.view.t0) / this.view.width) * (this.size().width - ns.GUTTER); }
 
@@ -318,7 +321,8 @@
       this.scene.rowsAs(link.rows);
       this.rowFilter.value = this.scene.wanted;
       this.showKinds();
-      if (link.window && link.window[1] > link.window[0]) this.view.set(...link.window);
+      const shown = link.window || this.props.window;
+      if (shown && shown[1] > shown[0]) this.view.set(...shown);
       else this.view.fit();
       this.view.scroll = Math.max(0, link.scroll);
       if (link.query !== this.query) {
@@ -329,7 +333,8 @@
       const known = new Set(this.marks.map((mark) => mark.t));
       this.marks = [...this.marks, ...link.marks.filter((mark) => !known.has(mark.t))].sort((a, b) => a.t - b.t);
       if (link.selected) this.select({ rank: link.selected[0], row: link.selected[1], event: link.selected[2] });
-      else if (this.selected) this.clear();
+      else if (link.range) this.measured(link.range);
+      else if (this.selected || this.range) this.clear();
     }
 
     // The user navigated back or opened a link to another view of this page.
@@ -477,7 +482,11 @@
 
     // Not if the address already belongs to another page, whose timeline is not loaded yet.
     writeLink() {
-      if (here() === this.page) ns.writeLink(this.props.link, this.view, this.scene, this.selected, this.query, this.marks);
+      if (here() !== this.page) return;
+      const { view, scene, selected, query, marks, range } = this;
+      ns.writeLink(this.props.link, { view, scene, selected, query, marks, range });
+      // What is shown of two traces is compared.
+      if (this.props.sync && !this.props.sync_follower) this.setProps({ shown: [Math.round(view.t0), Math.round(view.t1)] });
     }
 
     draw() {
@@ -505,7 +514,7 @@
         [canvas, [(target) => paint.call(this.painter, target, { ...state, height, ...more }), height]];
       const { minimap, ruler, tracks } = this.painter;
       return new Map([
-        of(this.minimapCanvas, minimap, MINIMAP_HEIGHT, { busy: this.busy, span: this.layout.span }),
+        of(this.minimapCanvas, minimap, this.props.compact ? COMPACT_MINIMAP : MINIMAP_HEIGHT, { busy: this.busy, span: this.layout.span }),
         of(this.rulerCanvas, ruler, RULER_HEIGHT, { shift: this.shift }),
         of(this.canvas, tracks, height, {}),
       ]);
@@ -524,8 +533,8 @@
 
     timeAt(x) { return this.view.t0 + ((x - ns.GUTTER) / (this.size().width - ns.GUTTER)) * this.view.width; }
 
-    // Clips a measured range to the trace.
-    timeInside(x) { return Math.min(Math.max(0, this.timeAt(Math.max(x, ns.GUTTER))), this.layout.span); }
+    // Clips a measured range to the trace, or to those on the same axis.
+    timeInside(x) { return Math.min(Math.max(this.view.begin, this.timeAt(Math.max(x, ns.GUTTER))), this.view.span); }
 
     center() {
       const inside = this.pointer && this.pointer.x > ns.GUTTER;
@@ -615,7 +624,7 @@
       if (!this.view || e.button !== 0) return;
       this.canvas.focus({ preventScroll: true });
       this.canvas.setPointerCapture(e.pointerId);
-      this.drag = { x: e.offsetX, y: e.offsetY, t0: this.view.t0, t1: this.view.t1, scroll: this.view.scroll, moved: false, measure: e.shiftKey && !this.props.compact };
+      this.drag = { x: e.offsetX, y: e.offsetY, t0: this.view.t0, t1: this.view.t1, scroll: this.view.scroll, moved: false, measure: e.shiftKey && this.measures };
     }
 
     move(e) {
@@ -631,8 +640,7 @@
       drag.moved = true;
       this.hoverOn(null);
       if (drag.measure) {
-        this.range = [this.timeInside(drag.x), this.timeInside(e.offsetX)];
-        this.draw();
+        this.shareRange([this.timeInside(drag.x), this.timeInside(e.offsetX)]);
         return;
       }
       const by = (-dx / (this.size().width - ns.GUTTER)) * (drag.t1 - drag.t0);
@@ -644,7 +652,7 @@
       this.drag = null;
       if (!drag || !this.view) return;
       if (drag.moved) {
-        if (drag.measure) this.setProps({ ranks: this.scene.filteredRanks(), range: this.range.map(Math.round).sort((a, b) => a - b) });
+        if (drag.measure) this.measured(this.range);
         return;
       }
       const at = this.scene.sceneY(e.offsetY, this.view.scroll);
@@ -756,9 +764,8 @@
     select(item) {
       this.hoverOn(null);
       this.selected = item;
-      this.range = null;
-      this.setProps({ selected: { rank: item.rank, row: item.row, event: item.event }, range: null });
-      this.changed(true);
+      this.shareRange(null);
+      this.tellRange({ selected: { rank: item.rank, row: item.row, event: item.event } });
     }
 
     // Shows an event that may be elsewhere: unfolds its rank, scrolls and pans to it.
@@ -832,9 +839,29 @@
 
     clear() {
       this.selected = null;
-      this.range = null;
-      this.setProps({ selected: null, range: null });
-      this.changed(true);
+      this.shareRange(null);
+      this.tellRange({ selected: null });
+    }
+
+    // A range was measured: the page shows what is in it.
+    measured(range) {
+      this.shareRange(range.map(Math.round).sort((a, b) => a - b));
+      this.tellRange({});
+    }
+
+    // Tells the page the range of all timelines with the same axis, and more of this one.
+    tellRange(more) {
+      for (const member of this.group) {
+        member.setProps({ ranks: member.scene.filteredRanks(), range: member.range, ...(member === this ? more : {}) });
+        member.changed(true);
+      }
+    }
+
+    shareRange(range) {
+      for (const member of this.group) {
+        member.range = range && range.map((t) => t - this.shift + member.shift);
+        member.draw();
+      }
     }
 
     help() { this.dialog.showModal(); }
@@ -857,11 +884,14 @@
       }
     }
 
+    // The timelines with the same axis, this one among them.
+    get group() { return new Set([this, ...(groups.get(this.props.sync) || [])]); }
+
     // Where the shared axis has its 0.
     get shift() { return this.props.shift || 0; }
 
     tell() {
-      for (const other of groups.get(this.props.sync) || []) {
+      for (const other of this.group) {
         if (other === this || !other.view) continue;
         other.view.t0 = this.view.t0 - this.shift + other.shift;
         other.view.t1 = this.view.t1 - this.shift + other.shift;
@@ -913,7 +943,7 @@
   // Dash rejects callbacks for props that are not declared.
   Timeline.propTypes = {
     id: T.string, trace: T.number.isRequired, link: T.string, sync: T.string, sync_follower: T.bool,
-    shift: T.number, compact: T.bool, selected: T.object, range: T.array, ranks: T.array, marks: T.array, unsaved: T.string, flow: T.array, goto: T.object, setProps: T.func,
+    shift: T.number, window: T.array, compact: T.bool, selected: T.object, range: T.array, shown: T.array, ranks: T.array, marks: T.array, unsaved: T.string, flow: T.array, goto: T.object, setProps: T.func,
   };
   window.ddltrace_dashboard = { Timeline };
 })();

@@ -370,7 +370,7 @@
       return value && list.length >= count && list.every(Number.isFinite) ? list : null;
     };
     return {
-      window: numbers(state.t, 2), selected: numbers(state.s, 3),
+      window: numbers(state.t, 2), range: numbers(state.x, 2), selected: numbers(state.s, 3),
       folded: state.f || "", shut: state.g || "", rows: state.r || "",
       marks: readMarks(state.m || ""),
       scroll: (numbers(state.y, 1) || [0])[0], query: decode(state.q || ""),
@@ -391,9 +391,10 @@
     }).filter(({ t }) => Number.isSafeInteger(t) && t >= 0);
   }
 
-  ns.writeLink = function (key, view, scene, selected, query, marks = []) {
+  ns.writeLink = function (key, { view, scene, selected = null, query = "", marks = [], range = null }) {
     const parts = [`t:${Math.round(view.t0)}_${Math.round(view.t1)}`];
     if (view.scroll > 0) parts.push("y:" + Math.round(view.scroll));
+    if (range) parts.push("x:" + range.map(Math.round).join("_"));
     if (selected) parts.push(`s:${selected.rank}_${selected.row}_${selected.event}`);
     if (scene.foldedText()) parts.push("f:" + scene.foldedText());
     if (scene.shutText()) parts.push("g:" + scene.shutText());

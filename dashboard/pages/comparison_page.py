@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 Pair = tuple["OpenTrace", "OpenTrace"]
+Span = tuple[int, int] | None
 
 _MANY: Final = 1000
+_MARGIN: Final = 0.05
 _SAME_SHARE: Final = 0.0005
 """A smaller difference of shares would be written as 0.0 points."""
 
@@ -74,7 +76,8 @@ def compare_page(workspace: Workspace, address: Address) -> Component:
     Args:
         workspace: All traces.
         address: ``a`` and ``b`` are the numbers of the baseline trace and of the trace to compare
-            with it; the timelines are aligned at the start of step ``step``.
+            with it; the timelines are aligned at the start of step ``step``, in B of step
+            ``step_b`` if it is given.
 
     Raises:
         TraceError: One of them cannot be analyzed.
@@ -87,9 +90,9 @@ def compare_page(workspace: Workspace, address: Address) -> Component:
             ),
             className="page",
         )
-    pair = (workspace.get(address.number("a", 0)), workspace.get(address.number("b", 1)))
-    aligned = address.number("step", 0) if address.text("step") else None
-    shifts = [None if aligned is None else _start_of(opened, aligned) for opened in pair]
+    pair = pair_of(workspace, address)
+    steps = aligned_steps(address)
+    spans = [span_of_step(opened, step) for opened, step in zip(pair, steps, strict=True)]
     step = compare_steps([pair[0].analysis], [pair[1].analysis])
     made = {name: make(pair) for name, make in FIGURES.items()}
     cards = [
@@ -118,25 +121,8 @@ def compare_page(workspace: Workspace, address: Address) -> Component:
             html.Section(
                 [
                     html.H2("Both timelines, one axis"),
-                    *_alignment(address, aligned, shifts),
-                    *(
-                        html.Div(
-                            [
-                                html.H3([html.B(letter), opened.title]),
-                                Timeline(
-                                    id=f"timeline-{letter.lower()}",
-                                    trace=opened.number,
-                                    link=letter.lower(),
-                                    sync="compare",
-                                    shift=shift or 0,
-                                    sync_follower=letter == "B",
-                                    compact=True,
-                                ),
-                            ],
-                            className="beside",
-                        )
-                        for letter, opened, shift in zip("AB", pair, shifts, strict=True)
-                    ),
+                    *_alignment(address, steps, spans),
+                    _timelines(pair, spans),
                 ],
                 className="card wide",
             ),
@@ -145,32 +131,91 @@ def compare_page(workspace: Workspace, address: Address) -> Component:
     )
 
 
-def _start_of(opened: OpenTrace, step: int) -> int | None:
-    """The earliest start of a step on any rank, ns since the trace's first event."""
-    starts = [opened.timeline.step_start(rank, step) for rank in opened.trace.ranks]
-    return min((start for start in starts if start is not None), default=None)
+def pair_of(workspace: Workspace, address: Address) -> Pair:
+    """The traces that the page compares."""
+    return workspace.get(address.number("a", 0)), workspace.get(address.number("b", 1))
 
 
-def _alignment(address: Address, step: int | None, shifts: Sequence[int | None]) -> list[Component]:
-    """The field that aligns the timelines at a step, and what is at 0 of their axis."""
+def aligned_steps(address: Address) -> tuple[int | None, int | None]:
+    """The step of each trace at whose start its timeline has its 0; None for the first event."""
+    if not address.text("step"):
+        return None, None
+    step = address.number("step", 0)
+    return step, address.number("step_b", step)
+
+
+def span_of_step(opened: OpenTrace, step: int | None) -> tuple[int, int] | None:
+    """Earliest start and latest end of a step, ns since the trace's first event; None if not
+    known."""
     if step is None:
+        return None
+    spans = [opened.timeline.step_span(rank, step) for rank in opened.trace.ranks]
+    known = [span for span in spans if span is not None]
+    return (min(s for s, _ in known), max(e for _, e in known)) if known else None
+
+
+def _timelines(pair: Pair, spans: Sequence[Span]) -> Component:
+    """Both timelines, and the panel with the difference of what they show."""
+    shown = max((span[1] - span[0] for span in spans if span is not None), default=None)
+    both = []
+    for letter, opened, span in zip("AB", pair, spans, strict=True):
+        zero = 0 if span is None else span[0]
+        # At first, the aligned steps are shown.
+        margin = 0 if shown is None else round(_MARGIN * shown)
+        window = {} if shown is None else {"window": [zero - margin, zero + shown + margin]}
+        timeline = Timeline(
+            id=f"timeline-{letter.lower()}",
+            trace=opened.number,
+            link=letter.lower(),
+            sync="compare",
+            shift=zero,
+            sync_follower=letter == "B",
+            compact=True,
+            **window,
+        )
+        title = html.H3([html.B(letter), opened.title])
+        both.append(html.Div([title, timeline], className="beside"))
+    return html.Div(
+        [
+            html.Div(both),
+            html.Aside(
+                id="range-difference",
+                className="details",
+                tabIndex="0",  # scrolled with the arrow keys
+                **{"aria-live": "polite", "aria-label": "Difference in the range that is shown"},
+            ),
+        ],
+        className="both",
+    )
+
+
+def _alignment(
+    address: Address, steps: tuple[int | None, int | None], spans: Sequence[Span]
+) -> list[Component]:
+    """The fields that align the timelines at steps, and what is at 0 of their axis."""
+    first, second = steps
+    fields = step_field("compare-step", "Align at step", first, placeholder="first event")
+    if first is None:
         text = "Time runs from each trace's first event."
     else:
-        text = f"Time runs from the start of step {step}."
-        lacking = [letter for letter, shift in zip("AB", shifts, strict=True) if shift is None]
+        of = f"step {first}" if first == second else f"step {first} of A and step {second} of B"
+        text = f"Time runs from the start of {of}."
+        lacking = [letter for letter, span in zip("AB", spans, strict=True) if span is None]
         if lacking:
             text += f" {' and '.join(lacking)} has no such step: time runs from its first event."
+        own = second if address.text("step_b") else None
+        fields += step_field("compare-step-b", "of B at step", own, placeholder=f"{first}")
+        fields.append(
+            dcc.Link(
+                "Align at the first event", href=address.link("/compare", step=None, step_b=None)
+            )
+        )
     return [
-        html.P(text, className="hint"),
-        html.Div(
-            [
-                *step_field("compare-step", "Align at step", step, placeholder="first event"),
-                dcc.Link("Align at the first event", href=address.link("/compare", step=None))
-                if step is not None
-                else None,
-            ],
-            className="step-choice",
+        html.P(
+            f"{text} What both show is compared, or the range that you measure with Shift + drag.",
+            className="hint",
         ),
+        html.Div(fields, className="step-choice"),
     ]
 
 
@@ -214,7 +259,7 @@ def _verdict(pair: Pair, step: Difference) -> Component:
             html.H1(text),
             html.P(
                 f"{LEVEL:.0%} interval of the difference of the means: "
-                f"{_signed_time(step.low)} to {_signed_time(step.high)}, over "
+                f"{signed_time(step.low)} to {signed_time(step.high)}, over "
                 f"{len(steady_times(pair[0].analysis))} and "
                 f"{len(steady_times(pair[1].analysis))} steady steps.",
                 className="lead",
@@ -334,5 +379,6 @@ def _change(
     return html.Span(texts[0], className=style), html.Span(texts[1], className=style)
 
 
-def _signed_time(us: float) -> str:
+def signed_time(us: float) -> str:
+    """A difference of times, with its sign."""
     return ("+" if us >= 0 else "\N{MINUS SIGN}") + time_text(abs(us))

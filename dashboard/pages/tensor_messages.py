@@ -59,8 +59,8 @@ def messages_of(opened: OpenTrace, tensor: str, step: int) -> list[TensorMessage
     for rank in opened.trace.ranks:
         names = opened.trace.tensor_names(rank)
         wanted = {number for number, name in names.items() if name == tensor}
-        begin = opened.timeline.step_start(rank, step)
-        begin = None if begin is None else begin + origin
+        span = opened.timeline.step_span(rank, step)
+        begin = None if span is None else span[0] + origin
         messages = opened.timeline.indexes[rank].messages
         for row in messages.filter(pc.equal(messages["step"], step)).to_pylist():
             carried = set(row["tensors"] or ())

@@ -15,11 +15,13 @@ class Timeline(Component):
         trace: Number of the trace.
         link: Key under which the address keeps the view; without it, the address does not.
         sync: Timelines with the same value show the same window of time.
+        window: The interval to show at first, in ns; the whole trace without it.
         sync_follower: Whether keys go to the other synchronized timelines unless this has focus.
         shift: Time in ns that stands at 0 of the axis of synchronized timelines.
-        compact: Whether to leave out the panels for selection and measurement.
+        compact: Whether to leave out what needs a panel; synchronized timelines measure ranges.
         selected: The event that the user clicked: ``{rank, row, event}``.
         range: The interval that the user measured: start and end in ns.
+        shown: The interval on the screen, in ns; only of synchronized timelines, of the first one.
         ranks: The ranks whose rows were shown when it was measured, if rows were filtered.
         marks: Times with a note that the user marked: ``[{t, text}]``, t in ns.
         unsaved: Why marks could not be kept; empty if they are.
@@ -38,9 +40,11 @@ class Timeline(Component):
         "sync",
         "sync_follower",
         "shift",
+        "window",
         "compact",
         "selected",
         "range",
+        "shown",
         "ranks",
         "marks",
         "unsaved",

@@ -1,8 +1,8 @@
-"""What ran in a range of time: the events of some ranks, by kind and name."""
+"""What ran in a range of time: the events of some ranks, by kind and name, and two such ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -36,6 +36,28 @@ class RangeRow:
     ranks: int
     count: int
     total_ns: int
+
+
+@dataclass(frozen=True)
+class RangeDifference:
+    """The events of one kind and name in a range of one trace, and in one of another.
+
+    Attributes:
+        kind: As in `RangeRow`.
+        name: As in `RangeRow`; empty for all events of the kind.
+        before_ns: Their durations inside of the first range: mean over its ranks.
+        after_ns: The same of the second range.
+    """
+
+    kind: str
+    name: str
+    before_ns: float
+    after_ns: float
+
+    @property
+    def change_ns(self) -> float:
+        """What the second range has more."""
+        return self.after_ns - self.before_ns
 
 
 def summarize(
@@ -83,6 +105,42 @@ def summarize(
         )
         for key in order.tolist()
     ]
+
+
+def differences(
+    before: Iterable[RangeRow], after: Iterable[RangeRow], num_ranks: tuple[int, int]
+) -> tuple[list[RangeDifference], list[RangeDifference]]:
+    """Compares two ranges.
+
+    Args:
+        before: What ran in the first.
+        after: What ran in the second.
+        num_ranks: Over how many ranks each was summed.
+
+    Returns:
+        The differences by kind, and those by kind and name, each with the largest first; without
+        instants, which take no time.
+    """
+    of_names: dict[tuple[str, str], list[float]] = {}
+    of_kinds: dict[tuple[str, str], list[float]] = {}
+    for side, rows in enumerate((before, after)):
+        for row in rows:
+            for found, key in ((of_names, (row.kind, row.name)), (of_kinds, (row.kind, ""))):
+                found.setdefault(key, [0.0, 0.0])[side] += row.total_ns / num_ranks[side]
+    by_kind, by_name = (
+        sorted(
+            (RangeDifference(*key, *times) for key, times in found.items() if any(times)),
+            key=lambda row: (-abs(row.change_ns), row.kind, row.name),
+        )
+        for found in (of_kinds, of_names)
+    )
+    return by_kind, by_name
+
+
+def events_inside(timeline: Timeline, start_ns: int, end_ns: int) -> int:
+    """Number of events that begin in a range."""
+    edges = np.array([start_ns, end_ns], dtype=np.int64)
+    return sum(int(np.diff(np.searchsorted(row.index.start, edges))[0]) for row in timeline.rows)
 
 
 def _inside(row: Row, start_ns: int, end_ns: int) -> I64:

@@ -189,14 +189,14 @@ class Timeline:
             numbers[i] = number
         return numbers
 
-    def step_start(self, rank: int, step: int) -> int | None:
-        """Start of a step on a rank, since the trace's first event; None if it is not known."""
+    def step_span(self, rank: int, step: int) -> tuple[int, int] | None:
+        """Start and end of a step on a rank, since the trace's first event; None if not known."""
         for track in self.tracks:
             if track.rank == rank and track.kind == "steps":
                 row = self.rows[track.first_row]
                 found = np.flatnonzero(row.name == step)
                 if len(found):
-                    return int(row.index.start[found[0]])
+                    return int(row.index.start[found[0]]), int(row.index.end(found[:1])[0])
         return None
 
     def row_of_event(self, rank: int, event: int) -> tuple[int, int] | None:

@@ -23,10 +23,12 @@ from support.sampling import sampled
 
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
+from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.first_page import keep_first_page, load_first_page
+from ddltrace.dashboard.pages.comparison_page import signed_time
 from ddltrace.dashboard.pages.sql_page import EXAMPLES
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import _leading_to, bind, running
@@ -490,9 +492,9 @@ def test_searching_and_stepping_through_the_hits(browser: Any, address: str) -> 
     assert visit.troubles == []
 
 
-def measure(visit: Visit, start: int, end: int) -> None:
+def measure(visit: Visit, start: int, end: int, timeline: str = "#timeline") -> None:
     """Drags from one place of the timeline to another with Shift held."""
-    box = visit.page.locator(".tl-canvas").bounding_box()
+    box = visit.page.locator(f"{timeline} .tl-canvas").bounding_box()
     visit.page.keyboard.down("Shift")
     visit.page.mouse.move(box["x"] + start, box["y"] + 100)
     visit.page.mouse.down()
@@ -709,7 +711,8 @@ def test_comparison(browser: Any, address: str, width: int) -> None:
         assert visit.page.locator(f"#timeline-{key} .tl-legend").is_visible()
         keys = visit.page.locator(f"#timeline-{key} .tl-keys").text_content()
         assert "Zoom" in keys
-        assert "Measure" not in keys  # no event of this trace carries it
+        assert "Measure" in keys
+        assert "Mark a time" not in keys  # the page keeps no marks
     assert visit.figures() >= 3
     assert visit.fits()
     assert visit.troubles == []
@@ -895,6 +898,50 @@ def test_timelines_are_aligned_at_a_chosen_step(browser: Any, address: str) -> N
             if row["kind"] == "step" and row["step"] == 3
         ]
         assert visit.page.evaluate(f"{each}.shift") == min(starts) - trace.origin_ns
+    assert visit.troubles == []
+
+
+@pytest.mark.long
+def test_two_traces_are_compared_in_a_range_that_a_link_shares(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "compare?a=0&b=1&step=3")
+    field = visit.page.get_by_label("of B at step")
+    field.fill("5")
+    field.press("Enter")
+    visit.page.get_by_text("start of step 3 of A and step 5 of B").wait_for()
+    assert "step_b=5" in visit.page.url
+    visit.timeline("#timeline-a").timeline("#timeline-b")
+    panel = visit.page.locator("#range-difference")
+    walls = []
+    for path, step in ((SAMPLES[0], 3), (SAMPLES[-1], 5)):
+        trace = ddltrace.open(path)
+        rows = [row for rank in trace.ranks for row in trace.events(rank).to_pylist()]
+        own = [row for row in rows if row["kind"] == "step" and row["step"] == step]
+        walls.append(max(row["end_ns"] for row in own) - min(row["start_ns"] for row in own))
+    panel.get_by_text("Step time").wait_for()
+    shown = panel.locator("tbody tr").first.locator("td").all_inner_texts()
+    assert shown == [
+        "step 3 and step 5",
+        *(time_text(wall / 1e3) for wall in walls),
+        signed_time((walls[1] - walls[0]) / 1e3),
+    ]
+    # At first the longer of both steps is shown.
+    engines = [f"document.getElementById('timeline-{key}').timeline" for key in "ab"]
+    width = visit.page.evaluate(f"{engines[0]}.view.width")
+    assert width == pytest.approx(1.1 * max(walls), rel=0.01)
+    visit.page.locator("#timeline-b").scroll_into_view_if_needed()
+    measure(visit, 300, 500, "#timeline-b")
+    panel.get_by_text("measured range").wait_for()
+    ranges = [visit.page.evaluate(f"{each}.range.map(t => t - {each}.shift)") for each in engines]
+    assert ranges[0] == pytest.approx(ranges[1], abs=1)
+    assert visit.barriers() == []
+    visit.until_true(lambda: "x%3A" in visit.page.url, "the range is in the link")
+    numbers = panel.inner_text()
+    other = Visit(browser, "", visit.page.url)
+    other.timeline("#timeline-a").timeline("#timeline-b")
+    other.page.get_by_text("measured range").wait_for()
+    other.until_true(
+        lambda: other.page.locator("#range-difference").inner_text() == numbers, "the same panel"
+    )
     assert visit.troubles == []
 
 

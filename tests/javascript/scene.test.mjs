@@ -119,10 +119,10 @@ test("what a link holds comes back", () => {
   view.set(100, 900);
   view.scroll = 42;
   scene.toggle(1);
-  writeLink("first", view, scene, { rank: 1, row: 5, event: 7 }, "a~b:c&d=é");
+  writeLink("first", { view, scene, selected: { rank: 1, row: 5, event: 7 }, query: "a~b:c&d=é", range: [20, 70.4] });
   assert.ok(shared.location.hash.includes("other="));
   assert.deepEqual(plain(readLink("first")), {
-    window: [100, 900], selected: [1, 5, 7], folded: "1", shut: "", rows: "", marks: [], scroll: 42, query: "a~b:c&d=é",
+    window: [100, 900], range: [20, 70], selected: [1, 5, 7], folded: "1", shut: "", rows: "", marks: [], scroll: 42, query: "a~b:c&d=é",
   });
 });
 
@@ -200,11 +200,11 @@ test("marks with any note travel in a link", () => {
   const { Scene, View, readLink, writeLink } = load(["timeline_scene"], globals);
   const marks = [{ t: 0, text: "" }, { t: 12, text: "a~b!c.d:e_f%20&g=h é 'x' (y)*" }, { t: 900719925474099, text: "<img>" }];
   const view = new View(1000);
-  writeLink("v", view, new Scene(layout(2)), null, "a~b", marks);
+  writeLink("v", { view, scene: new Scene(layout(2)), query: "a~b", marks });
   assert.deepEqual(plain(readLink("v").marks), marks);
   assert.equal(readLink("v").query, "a~b");
   const many = [...Array(500).keys()].map((t) => ({ t, text: "x".repeat(50) }));
-  writeLink("v", view, new Scene(layout(2)), null, "", many);
+  writeLink("v", { view, scene: new Scene(layout(2)), marks: many });
   assert.deepEqual(plain(readLink("v").marks), []); // too long for an address
   globals.location.hash = "#v=m:x.a!-5.b!1e99.c!7.%E0%A4%A!8!" ;
   assert.deepEqual(plain(readLink("v").marks), [{ t: 7, text: "" }]);
