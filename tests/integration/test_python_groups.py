@@ -101,3 +101,18 @@ for number in range(3):
     dist.all_reduce(tensor)
     assert tensor.sum() == (12, 24)[number]
 """
+
+
+@pytest.mark.long
+def test_messages_of_a_device_that_pytorch_does_not_know(tmp_path: Path) -> None:
+    """A device of `PrivateUse1` with a backend of its own."""
+    done = run(traced(tmp_path / "trace", on_ranks("private_device.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert done.losses() == [f"rank {rank} loss 3000.0 on mydevice:0" for rank in (0, 1)]
+    for rank in (0, 1):
+        found, groups = messages(tmp_path / "trace", rank)
+        assert list(found.op) == ["all_reduce", "broadcast"]
+        assert list(found.bytes) == [4000, 4000]
+        assert list(found.dtype) == ["float32", "float32"]
+        assert (found.end_ns >= found.start_ns).all()
+        assert [group.backend for group in groups.values()] == ["mybackend"]
