@@ -139,6 +139,13 @@ Examples:
     help="Memory that the analyzed steps may take, about: if they need more, they are analyzed in "
     "ranges, whose results are merged.  [default: 4GiB]",
 )
+@click.option(
+    "--peak-tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="Peak of each rank's device in 10^12 floating-point operations per second, for the "
+    "job's element type: gives the model FLOPS utilization (mfu) of a trace with level op.",
+)
 @communication_kernels_option
 @engine_options
 def analyze(
@@ -156,6 +163,7 @@ def analyze(
     tracker: str | None,
     definitions: str,
     memory_limit: str | None,
+    peak_tflops: float | None,
     engine: str,
     scheduler: str | None,
 ) -> None:
@@ -192,6 +200,7 @@ def analyze(
     ):
         trace.memory_limit = limit
         opened = trace if window is None else with_window(trace, window)
+        opened.peak_tflops = peak_tflops
         form = "json" if as_json else form
         _report(
             opened,

@@ -54,6 +54,8 @@ class Trace(opened_trace.Trace):
         on_read: Called with the number of events whenever some were read from a file.
         memory_limit: Memory that what an analysis keeps of its steps may take, about; None for
             4 GiB. If the trace needs more, the last steps are analyzed. Set it first.
+        peak_tflops: Peak of each rank's device in 10^12 floating-point operations per second, for
+            the utilization; None if it is not known.
         engine: Executes the tasks of an analysis, such as those per rank.
         verified: Segment name -> whether the file of that process has its checksum, once compared.
     """

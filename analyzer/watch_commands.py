@@ -67,6 +67,12 @@ Quantities of alerts, of the steps of the last 15 seconds:
     metavar="SECONDS",
     help="Time between two looks at the trace.",
 )
+@click.option(
+    "--peak-tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="Peak of each rank's device in 10^12 floating-point operations per second, for mfu.",
+)
 @click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")
 def watch(  # noqa: PLR0917 - click passes one argument for each option
     directory: Path,
@@ -75,6 +81,7 @@ def watch(  # noqa: PLR0917 - click passes one argument for each option
     alert_command: str | None,
     alert_webhook: str | None,
     every: float,
+    peak_tflops: float | None,
     beside_job: bool,
 ) -> int:
     """Watch a job while it runs: serve or send metrics, and alert when a limit is passed.
@@ -98,7 +105,7 @@ def watch(  # noqa: PLR0917 - click passes one argument for each option
     try:
         while True:
             with contextlib.suppress(TraceError):  # it is being written
-                readings = read(live, readings)
+                readings = read(live, readings, peak_tflops)
                 _tell(rules, readings, alert_command, alert_webhook)
             for publisher in publishers:
                 publisher.readings = readings

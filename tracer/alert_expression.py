@@ -19,8 +19,12 @@ QUANTITIES: Final = {
     "data_share": "share of a step: loading of data",
     "overlap_ratio": "share of the communication that compute hides",
     "memory_bytes": "resident memory of the largest rank",
+    "samples_per_second": "samples that the ranks of this launcher load",
+    "tokens_per_second": "tokens that the ranks of this launcher load, with padding",
+    "mfu": "share of the device's peak of floating-point operations",
 }
-"""Quantity -> what it is. All are of the steps of the last seconds."""
+"""Quantity -> what it is. All are of the steps of the last seconds, except the operations of a step
+in `mfu`, which are the most that were recorded so far."""
 
 _UNITS: Final = {
     **{"": 1.0, "%": 0.01, "s": 1.0, "ms": 1e-3, "us": 1e-6},

@@ -172,6 +172,13 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     "dead ranks and hangs; repeat it. The help of the command watch lists the quantities.",
 )
 @click.option(
+    "--peak-tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="Peak of each rank's device in 10^12 floating-point operations per second, for the metric "
+    "mfu.",
+)
+@click.option(
     "--force", is_flag=True, help="Overwrite an existing trace: its files, and no others."
 )
 @click.option(
@@ -211,6 +218,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     dashboard: bool,
     metrics: tuple[str, ...],
     alerts: tuple[str, ...],
+    peak_tflops: float | None,
     force: bool,
     keep_command: bool,
     part: str | None,
@@ -229,7 +237,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     from ddltrace.tracer.nccl.job_rings import check_events, plugin_environment
     from ddltrace.tracer.trace.trace_parts import Part, part_name, part_of_job
 
-    watching = _watching(metrics, alerts, dashboard=dashboard)
+    watching = _watching(metrics, alerts, peak_tflops, dashboard=dashboard)
     window = _step_range(op_steps)
     off = _begins_off(off, triggers, measure_cost)
     of_nccl = plugin_environment(check_events(nccl_events)) if nccl else {}
@@ -293,7 +301,13 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     return result.exit_status
 
 
-def _watching(metrics: tuple[str, ...], alerts: tuple[str, ...], *, dashboard: bool) -> list[str]:
+def _watching(
+    metrics: tuple[str, ...],
+    alerts: tuple[str, ...],
+    peak_tflops: float | None,
+    *,
+    dashboard: bool,
+) -> list[str]:
     """The options of the command that watches the job; empty for none.
 
     Raises:
@@ -312,6 +326,10 @@ def _watching(metrics: tuple[str, ...], alerts: tuple[str, ...], *, dashboard: b
     for text in alerts:
         parse_limit(text)
         options += ["--alert", text]
+    if peak_tflops is not None:
+        if not options:
+            raise UsageError("--peak-tflops is for --metrics and --alert")
+        options += ["--peak-tflops", str(peak_tflops)]
     return options
 
 

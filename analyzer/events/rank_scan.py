@@ -29,6 +29,7 @@ from ddltrace.analyzer.events.superseded import drop_superseded
 from ddltrace.tracer.trace.schema import EVENTS
 
 _KEPT_KINDS: Final = ("message", "wait", "step", "phase")
+_BATCH_SIZES: Final = ("samples", "tokens")
 _MAX_NS: Final = np.iinfo(np.int64).max
 
 
@@ -56,6 +57,8 @@ class RankScan:
         gradient_tensor: Ids of their tensors.
         gradient_step: Their steps.
         launches: Step -> number of kernels, copies and messages whose launch in it is known.
+        amounts: ``samples``, ``tokens`` and ``flops`` -> step -> their sum; of samples and tokens
+            NaN if a batch of the step has none that are known.
         leading_lane: The thread that its timeline follows, see `LeadingLane`.
         timeline: Its timeline, in a trace of few ranks: the critical path then probably visits all
             ranks, and their events have just been read.
@@ -80,6 +83,7 @@ class RankScan:
     gradient_tensor: IntArray
     gradient_step: IntArray
     launches: dict[int, int]
+    amounts: dict[str, dict[int, float]]
     leading_lane: str | None
     timeline: Timeline | None = None
 
@@ -110,6 +114,7 @@ class RankScanner:
         self._gradient_tensor = Gathered(np.int32)
         self._gradient_step = Gathered(np.int32)
         self._launches: Counter[int] = Counter()
+        self._amounts: dict[str, dict[int, float]] = {name: {} for name in (*_BATCH_SIZES, "flops")}
 
     def add(self, columns: Columns) -> None:
         """Adds a part of the events."""
@@ -127,11 +132,24 @@ class RankScanner:
         launched = columns.ints("enqueue_ns", null=NULL_NS)[work] != NULL_NS
         steps, counts = np.unique(columns.step[work[launched]], return_counts=True)
         self._launches.update(dict(zip(steps.tolist(), counts.tolist(), strict=True)))
+        for name in _BATCH_SIZES:
+            self._add_amounts(name, columns, columns.rows("data"))
+        rows = columns.rows("host")
+        self._add_amounts("flops", columns, rows[columns.ints("flops", rows) != NULL])
         rows = columns.rows("gradient")
         counts, tensors = columns.lists("tensors", rows)
         self._gradient_time.add(np.repeat(start[rows], counts))
         self._gradient_tensor.add(tensors)
         self._gradient_step.add(np.repeat(columns.step[rows], counts))
+
+    def _add_amounts(self, name: str, columns: Columns, rows: IntArray) -> None:
+        rows = rows[columns.step[rows] != NULL]
+        values = columns.ints(name, rows)
+        steps, places = np.unique(columns.step[rows], return_inverse=True)
+        sums = np.bincount(places, np.where(values == NULL, np.nan, values), len(steps))
+        found = self._amounts[name]
+        for step, value in zip(steps.tolist(), sums.tolist(), strict=True):
+            found[step] = found.get(step, 0.0) + value
 
     def finish(self) -> RankScan:
         """Returns the reduced data of all added events."""
@@ -169,6 +187,7 @@ class RankScanner:
             gradient_tensor=tensor,
             gradient_step=number,
             launches=dict(self._launches) if activity.device else {},
+            amounts=self._amounts,
             leading_lane=self._leading.name(),
         )
 

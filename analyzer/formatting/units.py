@@ -11,6 +11,7 @@ NOT_KNOWN: Final = "\N{EN DASH}"
 
 _TIME_UNITS: Final = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 _BYTE_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_COUNT_UNITS: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _MAX_NAME: Final = 400
 _MANY: Final = {"is": "are", "was": "were", "has": "have", "does": "do"}
 _AT_ONCE: Final = 1 << 16
@@ -45,6 +46,14 @@ def bytes_text(count: float | None) -> str:
         if abs(count) >= scale:
             return f"{_digits(count / scale)} {unit}"
     return f"{count:.0f} B"
+
+
+def count_text(count: float) -> str:
+    """A number of things, three digits; from a million on with a prefix, such as ``2.31 M``."""
+    for scale, prefix in _COUNT_UNITS:
+        if count >= scale:
+            return f"{_digits(count / scale)} {prefix}"
+    return _digits(count)
 
 
 def share_text(share: float | None) -> str:

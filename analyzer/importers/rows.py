@@ -43,6 +43,9 @@ class Row:
     clock: str | None = None
     buffer: int | None = None
     shapes: str | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    flops: int | None = None
     tensors: Sequence[int] | None = None
 
 

@@ -176,6 +176,7 @@ class LiveRank:
 EVENTS_READ: Final = (
     *("start_ns", "end_ns", "kind", "name", "lane", "step", "phase", "id", "parent", "op"),
     *("group", "seq", "peer", "tag", "bytes", "out_bytes", "wire_bytes", "enqueue_ns", "status"),
+    *("samples", "tokens", "flops"),
 )
 """The columns that are read; lists of tensors and shapes are left out."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -35,12 +35,16 @@ from ddltrace.analyzer.measures.breakdown import (
 )
 from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor, find_waited_for, idle_row
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
-from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, derived
 from ddltrace.analyzer.measures.path_parts import CopyTimes
 from ddltrace.analyzer.measures.steps import Steps, in_steps
+from ddltrace.analyzer.measures.throughput import rates_of_ranks
 from ddltrace.tracer.trace.schema import CLOCKS
 
-_COLUMNS = ("rank", "step", "start_ns", "launches", *FIELDS)
+AMOUNTS: Final = {"samples": 0.0, "tokens": 0.0, "flops": np.nan}
+"""What a rank loads and computes in a step, as in `RankScan` -> its value in all other steps."""
+
+_COLUMNS = ("rank", "step", "start_ns", "launches", *AMOUNTS, *FIELDS)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,12 @@ class RankRow:
         messages: Number of messages, completed or not.
         open_messages: Number of messages that had not completed when last observed.
         clocks: How many messages have times from which clock.
+        samples_per_s: Samples in the batches that it loads in its steady steps, per second: the
+            first dimension of the first tensor of each batch. Null unless that is known of every
+            batch.
+        tokens_per_s: Tokens likewise, with padding: the elements of the two-dimensional tensor of
+            32-bit or 64-bit integers that is called ``input_ids`` or ``tokens``, or else of the
+            first one.
     """
 
     rank: int
@@ -121,6 +131,8 @@ class RankRow:
     messages: int
     open_messages: int
     clocks: MessageClocks
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,8 @@ class RankMeasures:
 
     Attributes:
         steps: Measures of every rank in each of its steps, in its whole window if there are none:
-            ``rank``, ``step``, ``start_ns``, ``launches`` and `FIELDS`, sorted by rank.
+            ``rank``, ``step``, ``start_ns``, ``launches``, ``samples``, ``tokens``, ``flops`` and
+            `FIELDS`, sorted by rank.
         ranks: A row for each rank.
         idle: Idle time of each rank by cause.
         waited_for: Rank -> the ranks for which it waits.
@@ -221,6 +234,10 @@ def _measure(rank: _Rank) -> _Measured:
         "step": number,
         "start_ns": start,
         "launches": np.array([scan.launches.get(step, 0) for step in number.tolist()], dtype=float),
+        **{
+            name: np.array([scan.amounts[name].get(step, other) for step in number.tolist()], float)
+            for name, other in AMOUNTS.items()
+        },
         **by_step,
     }
     if rank.selected:
@@ -510,9 +527,17 @@ def _times(values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else round(value, 3) for value in values]
 
 
+def _with_rates(whole: Whole) -> tuple[RankRow, ...]:
+    samples, tokens = rates_of_ranks(whole, "samples"), rates_of_ranks(whole, "tokens")
+    return tuple(
+        replace(row, samples_per_s=samples.get(row.rank), tokens_per_s=tokens.get(row.rank))
+        for row in whole.found.of(RANKS).ranks
+    )
+
+
 RANKS: Final[Measure[RankMeasures, tuple[RankRow, ...]]] = Measure(
     "ranks",
-    lambda whole: whole.found.of(RANKS).ranks,
+    _with_rates,
     lambda joined: joined.once(measure_ranks),
     _RankMerger,
     rows=RankRow,

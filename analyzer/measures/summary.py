@@ -9,8 +9,17 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.measures.breakdown import ratio
+from ddltrace.analyzer.measures.dimensions import DIMENSIONS
 from ddltrace.analyzer.measures.idle import IdleShares, idle_shares
 from ddltrace.analyzer.measures.measure import Whole, derived
+from ddltrace.analyzer.measures.throughput import (
+    flops_per_step,
+    flops_utilization,
+    rates_of_ranks,
+)
+
+_SHARE_BATCHES: Final = frozenset({"tensor", "pipeline", "context"})
+"""Dimensions whose ranks work on the same samples."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,17 @@ class Summary:
             rank does not compute (SketchDLC's synchronization overhead).
         update_overhead_share: Share of the optimizer's update (SketchDLC's update overhead).
         data_share: Share of data loading.
+        samples_per_s: Samples per second of all ranks that load data, the sum of those of the
+            ranks (see `RankRow`). Null unless that is known of all batches, and in jobs with groups
+            of tensor, pipeline or context parallelism, whose ranks work on the same samples.
+        tokens_per_s: Tokens per second likewise.
+        flops_per_step: Floating-point operations of a rank in a step, mean: of the matrix
+            multiplications, convolutions and attention that it executes, by the formulas of
+            PyTorch's flop counter; also those that activation checkpointing repeats. Null without
+            level ``op``, and for graphs of the device.
+        mfu: Model FLOPS utilization: `flops_per_step` over the mean step and the device's peak.
+            With activation checkpointing, this is the hardware FLOPS utilization, which is higher.
+            Null unless the peak is given (``--peak-tflops``).
         idle: Causes of the ranks' idle time.
         steps: Number of steps that the summary covers; 0 for the whole traced window, without
             steps.
@@ -65,6 +85,10 @@ class Summary:
     sync_overhead_share: float | None
     update_overhead_share: float | None
     data_share: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    flops_per_step: float | None
+    mfu: float | None
     idle: IdleShares
     steps: int
     warmup_steps: int
@@ -93,11 +117,24 @@ def _summary(whole: Whole) -> Summary:
         sync_overhead_share=share("sync_ns"),
         update_overhead_share=share("update_ns"),
         data_share=share("data_ns"),
+        samples_per_s=_rate_of_job(whole, "samples"),
+        tokens_per_s=_rate_of_job(whole, "tokens"),
+        flops_per_step=flops_per_step(whole),
+        mfu=flops_utilization(whole),
         idle=idle_shares(share),
         steps=int(steps.steady.sum()),
         warmup_steps=int((~steps.steady).sum()),
         rule=steps.rule,
     )
+
+
+def _rate_of_job(whole: Whole, column: str) -> float | None:
+    """What all ranks load per second; None if it is not known, or if ranks share samples."""
+    if not _SHARE_BATCHES.isdisjoint(whole.found.of(DIMENSIONS)):
+        return None
+    if np.isnan(whole.rank_steps[column][whole.window]).any():
+        return None
+    return sum(rates_of_ranks(whole, column).values()) or None
 
 
 def _times(values: FloatArray) -> StepTimes:

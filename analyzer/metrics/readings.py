@@ -55,6 +55,8 @@ class Readings:
         wait_s: Rank -> its waiting in a step.
         memory_bytes: Rank -> its resident memory.
         busbw: (Operation, size class) -> bus bandwidth in bytes per second.
+        flops_per_step: Floating-point operations of a rank in a step: the most that were seen so
+            far, as of some steps only a part has been read.
         straggler: The rank that costs most; None if there is none.
         alerts: Dead ranks and hangs.
     """
@@ -69,16 +71,18 @@ class Readings:
     wait_s: Mapping[int, float] = field(default_factory=dict)
     memory_bytes: Mapping[int, float] = field(default_factory=dict)
     busbw: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    flops_per_step: float | None = None
     straggler: Straggler | None = None
     alerts: tuple[Alert, ...] = ()
 
 
-def read(live: LiveTrace, former: Readings) -> Readings:
+def read(live: LiveTrace, former: Readings, peak_tflops: float | None = None) -> Readings:
     """Reads what the ranks have written since the last call, and analyzes the last seconds.
 
     Args:
         live: The trace.
         former: The result of the last call: without a new step, the job has no quantities.
+        peak_tflops: See `Trace`.
 
     Raises:
         TraceError: The directory holds no trace.
@@ -93,6 +97,7 @@ def read(live: LiveTrace, former: Readings) -> Readings:
         recording=sum(info.status == "running" and not info.is_off for info in infos),
         lost=sum(info.dropped for info in infos),
         memory_bytes=memory,
+        flops_per_step=former.flops_per_step,
         alerts=state.alerts,
     )
     if state.num_steps == former.num_steps:
@@ -103,10 +108,10 @@ def read(live: LiveTrace, former: Readings) -> Readings:
             analysis = open_trace(folder).analyze()
         except DdltraceError:
             return facts  # the ranks have no step in common yet
-    return _measured(facts, analysis)
+    return _measured(facts, analysis, peak_tflops)
 
 
-def _measured(facts: Readings, analysis: Analysis) -> Readings:
+def _measured(facts: Readings, analysis: Analysis, peak_tflops: float | None) -> Readings:
     summary = analysis.summary
     steps = summary.steps
     if not steps or not summary.step_us.mean or not summary.rank_step_us.mean:
@@ -116,6 +121,10 @@ def _measured(facts: Readings, analysis: Analysis) -> Readings:
         row.rank: row.wait_us / steps / 1e6 for row in analysis.ranks if row.wait_us is not None
     }
     wait_s = sum(waits.values()) / max(1, len(waits))
+    flops = max(summary.flops_per_step or 0.0, facts.flops_per_step or 0.0) or None
+    mfu = None
+    if flops is not None and peak_tflops is not None:
+        mfu = flops / rank_step_s / (peak_tflops * 1e12)
     quantities = {
         "step_seconds": summary.step_us.mean / 1e6,
         "wait_seconds": wait_s,
@@ -126,6 +135,9 @@ def _measured(facts: Readings, analysis: Analysis) -> Readings:
         ("idle_share", summary.idle_share),
         ("data_share", summary.data_share),
         ("overlap_ratio", summary.overlap_ratio),
+        ("samples_per_second", summary.samples_per_s),
+        ("tokens_per_second", summary.tokens_per_s),
+        ("mfu", mfu),
     ):
         if value is not None:
             quantities[name] = value
@@ -141,6 +153,7 @@ def _measured(facts: Readings, analysis: Analysis) -> Readings:
     return replace(
         facts,
         window_steps=steps,
+        flops_per_step=flops,
         quantities=quantities,
         wait_s=waits,
         busbw=_bus_bandwidths(analysis),

@@ -27,6 +27,7 @@ from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.measures.hta_definitions import Series, hta_ranks
 from ddltrace.analyzer.measures.measure import Measure
 from ddltrace.analyzer.measures.operation_rows import grouped
+from ddltrace.analyzer.measures.rank_measures import AMOUNTS
 from ddltrace.analyzer.model import MEASURES, Analyzed, flat_row
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.counters import COUNTER_LIST
@@ -353,6 +354,9 @@ def rank_steps_table(analyzed: Analyzed) -> pa.Table:
         step: The step; -1 for the whole trace if it has no steps.
         start_ns: Begin of the rank's step.
         launches: Kernels, copies and messages that were launched in it.
+        samples: Samples in the batches that it fetched; null without a batch, or if not known.
+        tokens: Tokens in them likewise.
+        flops: Floating-point operations of its operators; null if they were not recorded.
         wall_us: Duration of the rank's step.
         compute_us: Compute.
         comm_us: Communication.
@@ -383,7 +387,9 @@ def rank_steps_table(analyzed: Analyzed) -> pa.Table:
     """
     columns = {}
     for name, values in analyzed.analysis.rank_steps.items():
-        if name == "start_ns" or not name.endswith("_ns"):
+        if name in AMOUNTS:
+            columns[name] = pa.array(np.nan_to_num(values).astype(np.int64), mask=~(values > 0))
+        elif name == "start_ns" or not name.endswith("_ns"):
             columns[name] = pa.array(np.asarray(values).astype(np.int64))
         else:
             columns[name[:-3] + "_us"] = pa.array(values / 1e3, mask=np.isnan(values))

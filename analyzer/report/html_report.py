@@ -30,6 +30,7 @@ from ddltrace.analyzer.report.sentences import (
     hang_text,
     idle_text,
     sentences,
+    throughput_of,
 )
 from ddltrace.analyzer.trace.suggested_commands import dashboard_command
 
@@ -251,6 +252,7 @@ def _tiles(summary: Summary) -> list[Tile]:
         Tile("waiting for others on a rank", share_text(summary.sync_overhead_share), _OF_A_STEP),
         Tile("update on a rank", share_text(summary.update_overhead_share), _OF_A_STEP),
         Tile("data loading on a rank", share_text(summary.data_share), _OF_A_STEP),
+        *(Tile(what, value, remark) for what, value, remark in throughput_of(summary)),
     ]
 
 

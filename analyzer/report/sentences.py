@@ -9,7 +9,7 @@ from __future__ import annotations
 from ddltrace.analyzer.events.process_stops import STOPPED
 from ddltrace.analyzer.findings.advice import cause_text, path_shares, root_cause_text
 from ddltrace.analyzer.formatting.text_table import shorten
-from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import count_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.failures import Failure
 from ddltrace.analyzer.measures.hangs import Hang, Standstill, stuck_ranks
 from ddltrace.analyzer.measures.mismatches import Mismatch
@@ -117,6 +117,23 @@ def idle_text(summary: Summary) -> str:
     if (idle.in_message_share or 0.0) >= _SHOWN_SHARE:
         beside = f"; beside that, in {share_text(idle.in_message_share)} all its messages wait"
     return f"{ON_A_RANK}, {share_text(summary.idle_share)} of {over} is idle: {listed}{beside}."
+
+
+def throughput_of(summary: Summary) -> list[tuple[str, str, str]]:
+    """What is known of the throughput: what it is, its value, and a remark."""
+    counts = [
+        ("samples per second", summary.samples_per_s, "Of all ranks that load data."),
+        ("tokens per second", summary.tokens_per_s, "Of all ranks that load data, with padding."),
+        (
+            "FLOP per step of a rank",
+            summary.flops_per_step,
+            "Of its matrix multiplications, convolutions and attention.",
+        ),
+    ]
+    found = [(what, count_text(count), remark) for what, count, remark in counts if count]
+    if summary.mfu is not None:
+        found.append(("MFU", share_text(summary.mfu), "FLOPS utilization: share of the peak."))
+    return found
 
 
 def dimensions_text(summary: Summary) -> str:

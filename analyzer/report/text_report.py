@@ -41,6 +41,7 @@ from ddltrace.analyzer.report.sentences import (
     idle_text,
     ranks_text,
     sentences,
+    throughput_of,
 )
 
 _BAR_COLORS: Final = {
@@ -141,6 +142,7 @@ def render_first_screen(analysis: Analysis, width: int, *, colors: bool = False)
     top: Section = [
         *map(Paragraph, said[:-1] if analysis.findings else said),
         Paragraph(_job(analysis.trace), "  ", bold=True),
+        *_throughput(analysis.summary),
     ]
     notes = notes_of(analysis)
     top += [Paragraph(f"! {note}", "  ", "yellow") for note in notes[:_FIRST_NOTES]]
@@ -207,7 +209,12 @@ def _head(analysis: Analysis) -> Section:
     if summary.steps:
         left = f", {summary.warmup_steps} left out" if summary.warmup_steps else ""
         lines.append(f"Summary over {counted(summary.steps, 'step')}{left} ({summary.rule}).")
-    return [*map(Paragraph, lines)]
+    return [*map(Paragraph, lines), *_throughput(summary)]
+
+
+def _throughput(summary: Summary) -> Section:
+    parts = [f"{value} {what}" for what, value, _ in throughput_of(summary)]
+    return [Paragraph(f"Throughput: {', '.join(parts)}.", "  ")] if parts else []
 
 
 def _notes(analysis: Analysis) -> Section:

@@ -67,6 +67,8 @@ class Trace(RecordedRun):
     Attributes:
         memory_limit: Memory that what an analysis keeps of its steps may take, about; None for
             4 GiB. If the trace needs more, the last steps are analyzed. Set it first.
+        peak_tflops: Peak of each rank's device in 10^12 floating-point operations per second, for
+            the utilization; None if it is not known.
         engine: Executes the tasks of an analysis, such as those per rank.
     """
 
@@ -79,6 +81,7 @@ class Trace(RecordedRun):
     ) -> None:
         super().__init__(path, run, tables)
         self.memory_limit: int | None = None
+        self.peak_tflops: float | None = None
         self.engine: Engine = EmbeddedEngine() if engine is None else engine
         self._cache = self._new_cache()
 

@@ -15,7 +15,7 @@ from ddltrace.analyzer.formatting.units import (
     time_text,
 )
 from ddltrace.analyzer.report import figures
-from ddltrace.analyzer.report.sentences import sentences
+from ddltrace.analyzer.report.sentences import sentences, throughput_of
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.address import EXPERIMENTS_PATH, Address
 from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table, tiles
@@ -214,6 +214,10 @@ def _numbers(analysis: Analysis) -> list[tuple[str, str, str]]:
             "Idle on a rank",
             share_text(summary.idle_share),
             "Mean share of a step in which the rank neither computes, communicates nor copies.",
+        ),
+        *(
+            (f"{what[0].upper()}{what[1:]}", value, remark)
+            for what, value, remark in throughput_of(summary)
         ),
     ]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 FOLDER: Final = ".ddltrace-cache"
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Format version of the stored records; files of another format or ddltrace version are rebuilt."""
 
 

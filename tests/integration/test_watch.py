@@ -43,9 +43,9 @@ def test_a_job_serves_and_sends_metrics_and_tells_of_a_passed_limit(
     port, stop = free_port(), tmp_path / "stop"
     command = traced(
         tmp_path / "trace",
-        on_ranks("switched.py", "ddp", "until", str(stop)),
+        on_ranks("trains_on_tokens.py", "until", str(stop)),
         *("--metrics", f":{port}", "--alert", "step_seconds > 1ms for 5 steps"),
-        *("--metrics", "otlp"),
+        *("--metrics", "otlp", "--level", "op", "--op-steps", "2:5", "--peak-tflops", "0.001"),
     )
     with collector() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
@@ -53,7 +53,7 @@ def test_a_job_serves_and_sends_metrics_and_tells_of_a_passed_limit(
         try:
             found: dict[str, float] = {}
             deadline = time.monotonic() + PATIENCE_S
-            while "ddltrace_step_seconds" not in found and time.monotonic() < deadline:
+            while "ddltrace_mfu" not in found and time.monotonic() < deadline:
                 time.sleep(0.5)
                 found = metrics(port)
             stop.touch()
@@ -72,6 +72,11 @@ def test_a_job_serves_and_sends_metrics_and_tells_of_a_passed_limit(
     # The job sleeps 5 ms in each step.
     assert found["ddltrace_step_seconds"] > 0.005
     assert 0 <= found["ddltrace_exposed_share"] <= 1
+    # Two ranks, four samples in most steps: the others ask whether to stop.
+    assert 0 < found["ddltrace_samples_per_second"] * found["ddltrace_step_seconds"] < 9
+    tokens = 12 * found["ddltrace_samples_per_second"]
+    assert found["ddltrace_tokens_per_second"] == pytest.approx(tokens)
+    assert 0 < found["ddltrace_mfu"] < 1
     assert {name for name in found if name.startswith("ddltrace_wait_seconds")} == {
         'ddltrace_wait_seconds{rank="0"}',
         'ddltrace_wait_seconds{rank="1"}',

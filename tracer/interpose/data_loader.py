@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
+_NOTHING = object()
 
 
 def install(context: PatchContext) -> None:
@@ -23,21 +24,26 @@ def install(context: PatchContext) -> None:
     """
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    from ddltrace.tracer.interpose.batch_sizes import size_of_batch
+
     recorder, steps = context.recorder, context.steps
-    site = recorder.site("data", "next batch")
     iterator_class: Any = _BaseDataLoaderIter
     original = iterator_class.__next__
 
     def begin(start: int) -> None:
         recorder.enter_phase(PHASE_CODE["data"], start)
 
-    def end(start: int, end_ns: int, *, fetched: bool) -> None:
+    def end(iterator: Any, start: int, end_ns: int, batch: Any) -> None:
         recorder.leave_phase(end_ns)
-        if not fetched:
+        if batch is _NOTHING:
             return  # the end of an epoch fetches nothing
         steps.begin_data(start)
         if recorder.paused:
             return
+        samples = tokens = -1
+        if iterator._auto_collation:  # else the loader passes on what it is given: a sample, maybe
+            samples, tokens = size_of_batch(batch)
+        site = recorder.site("data", "next batch", samples=samples, tokens=tokens)
         recorder.add(site, start, end_ns, threading.get_ident())
 
     @functools.wraps(original)
@@ -47,14 +53,13 @@ def install(context: PatchContext) -> None:
             begin(start)
         except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("begin data", error)
-        fetched = False
+        batch: Any = _NOTHING
         try:
             batch = original(self)
-            fetched = True
             return batch
         finally:
             try:
-                end(start, _now(), fetched=fetched)
+                end(self, start, _now(), batch)
             except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("end data", error)
 

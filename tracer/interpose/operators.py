@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.interpose.cuda_graphs import GraphKernels
+from ddltrace.tracer.interpose.flops import Formulas, count_flops, load_formulas
 from ddltrace.tracer.timing.clocks import paired_reading
 from ddltrace.tracer.timing.device_clock import stream_lane
 from ddltrace.tracer.trace.communication_kernels import is_message_kernel
@@ -39,6 +40,7 @@ def open_window(context: PatchContext, first: int, stop: int) -> OperatorWindow:
         The window.
     """
     window = OperatorWindow(context, first, stop)
+    window.load_formulas()
     context.steps.on_update.append(window.after_step)
     context.on_close(window.close)
     return window
@@ -52,6 +54,14 @@ class OperatorWindow:
         self._first, self._stop = first, stop
         self._profiler: Any = None
         self._folding: threading.Thread | None = None
+        self._formulas: Formulas = {}
+
+    def load_formulas(self) -> None:
+        """Imports the formulas of floating-point operations, before the window opens."""
+        try:
+            self._formulas = load_formulas()
+        except Exception as error:  # noqa: BLE001 - the job continues
+            self._context.fault("flops", error)
 
     def after_step(self, number: int) -> None:
         """Opens or closes the window after a step.
@@ -90,7 +100,7 @@ class OperatorWindow:
         # Asking whether there is a device would initialize it: see `session.py`.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
-        profiler = profile(activities=activities)
+        profiler = profile(activities=activities, record_shapes=bool(self._formulas))
         self._context.graphs.replays.clear()
         profiler.start()
         self._profiler = profiler
@@ -111,7 +121,9 @@ class OperatorWindow:
             reading = paired_reading()
             # Kineto's times are on the wall clock.
             to_monotonic = reading["monotonic_ns"] - reading["unix_ns"]
-            for count, event in enumerate(profiler.profiler.kineto_results.events()):
+            events = profiler.profiler.kineto_results.events()
+            flops = self._flops(events)
+            for count, event in enumerate(events):
                 if event.is_async() or _is_hidden(event):
                     continue
                 kind, lane = _kind_and_lane(event)
@@ -123,13 +135,25 @@ class OperatorWindow:
                     graphs.add_kernel(start, end, event.correlation_id())
                 if kind is None:
                     continue
-                recorder.add(recorder.site(kind, event.name()), start, end, lane)
+                site = recorder.site(kind, event.name(), flops=flops.get(count, -1))
+                recorder.add(site, start, end, lane)
                 if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
                     time.sleep(_PAUSE_S)  # leave the interpreter lock to the job's threads
             # A second row of a message replaces the first.
             recorder.finished.extend(graphs.timed())
         except Exception as error:  # noqa: BLE001 - the job continues
             self._context.fault("operators", error)
+
+    def _flops(self, events: list[Any]) -> dict[int, int]:
+        """Place of an event -> its floating-point operations; empty if their sum is not known."""
+        # The operators of a graph's replay are not recorded.
+        if any(event.name() in _GRAPH_LAUNCHES for event in events):
+            return {}
+        try:
+            return count_flops(events, self._formulas)
+        except Exception as error:  # noqa: BLE001 - the rows are recorded without them
+            self._context.fault("flops", error)
+            return {}
 
 
 def _kind_and_lane(event: Any) -> tuple[str | None, int]:

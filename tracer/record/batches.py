@@ -15,6 +15,7 @@ from ddltrace.tracer.record.recorder import (
     FLAT_CELLS,
     KIND_CODE,
     REPEAT_FIELDS,
+    SITE_NUMBERS,
     WAIT_CELLS,
     Message,
     Site,
@@ -49,7 +50,7 @@ _STORED_TYPES: Final = [
 
 
 _FLAT_COLUMNS: Final = [
-    _ROW_OF[name] for name in ("start_ns", "end_ns", "kind", "name", "lane", "bytes", "out_bytes")
+    _ROW_OF[name] for name in ("start_ns", "end_ns", "kind", "name", "lane", *SITE_NUMBERS)
 ]
 _REPEAT_COLUMNS: Final = [_ROW_OF[name] for name in OWN_FIELDS]
 
@@ -69,7 +70,7 @@ _FIRST_WORDS: Final = {
     "clock": CLOCKS,
 }
 
-_SITE_FIELDS: Final = ("kind", "name", "tensor", "bytes", "out_bytes")
+_SITE_FIELDS: Final = ("kind", "name", "tensor", *SITE_NUMBERS)
 
 
 class Vocabulary:
@@ -278,9 +279,9 @@ class BatchBuilder:
         """
         if len(rows) == 0:
             return np.empty((len(_FLAT_COLUMNS), 0), np.int64), np.empty(0, np.int64)
-        kind, name, about, *sizes = self._columns_of_sites()[rows[:, 0]].T
+        kind, name, about, *numbers = self._columns_of_sites()[rows[:, 0]].T
         lane = self._lanes_of(rows[:, 3])
-        return np.stack([rows[:, 1], rows[:, 2], kind, name, lane, *sizes]), about
+        return np.stack([rows[:, 1], rows[:, 2], kind, name, lane, *numbers]), about
 
     def _lanes_of(self, threads: Integers) -> Integers:
         """The lane of each row's thread; usually all rows are of one thread."""

@@ -106,8 +106,11 @@ class Launched:
         return self.like.name
 
 
-Site: TypeAlias = tuple[int, str, int, int, int]
-"""A recording site: kind code, name, tensor id or -1, bytes and out_bytes or -1."""
+Site: TypeAlias = tuple[int, str, int, int, int, int, int, int]
+"""A recording site: kind code, name, tensor id or -1, and `SITE_NUMBERS` or -1."""
+
+SITE_NUMBERS: Final = ("bytes", "out_bytes", "samples", "tokens", "flops")
+"""Columns that all events of a site share."""
 
 REPEAT_FIELDS: Final = ("pattern", *OWN_FIELDS)
 """Fields of a row of `Recorder.repeats`, -1 for null; pattern, status and clock are numbers."""
@@ -232,7 +235,16 @@ class Recorder:
         self._phase_stack: list[int] = [_OTHER]
 
     def site(
-        self, kind: str, name: str, tensor: int = -1, size: int = -1, out_size: int = -1
+        self,
+        kind: str,
+        name: str,
+        tensor: int = -1,
+        size: int = -1,
+        out_size: int = -1,
+        *,
+        samples: int = -1,
+        tokens: int = -1,
+        flops: int = -1,
     ) -> int:
         """The number of a recording site; the same arguments give the same number.
 
@@ -242,14 +254,17 @@ class Recorder:
             tensor: Id of the parameter that the events refer to, or -1.
             size: The events' ``bytes``, or -1.
             out_size: The events' ``out_bytes``, or -1.
+            samples: The events' ``samples``, or -1.
+            tokens: The events' ``tokens``, or -1.
+            flops: The events' ``flops``, or -1.
         """
-        key = (KIND_CODE[kind], name, tensor, size, out_size)
+        key = (KIND_CODE[kind], name, tensor, size, out_size, samples, tokens, flops)
         with self._lock:
             number = self._site_of.get(key)
             if number is None:
                 if len(self.sites) >= _MAX_SITES:
                     # Beyond the limit, all further names share one site.
-                    key = (KIND_CODE[kind], "(too many names)", -1, -1, -1)
+                    key = (KIND_CODE[kind], "(too many names)", -1, -1, -1, -1, -1, -1)
                     if key in self._site_of:
                         return self._site_of[key]
                 number = self._site_of[key] = len(self.sites)

@@ -115,12 +115,15 @@ COLUMNS: Final = (
     Column("clock", _coded(pa.int8()), "own"),
     Column("buffer", pa.int64(), "own"),
     Column("shapes", _coded(pa.int32())),
+    Column("samples", pa.int64()),
+    Column("tokens", pa.int64()),
+    Column("flops", pa.int64()),
     Column("tensors", pa.list_(pa.int32()), "shared"),
 )
 """Every column, in order. The recorder, the batches and the ring of repeated messages derive their
 fields of a message from these."""
 
-ADDED: Final = frozenset({"shapes", "clock", "buffer"})
+ADDED: Final = frozenset({"shapes", "clock", "buffer", "samples", "tokens", "flops"})
 """Columns that older traces of this version lack; readers add them as nulls."""
 
 OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")
