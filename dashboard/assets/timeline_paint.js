@@ -283,18 +283,23 @@
     }
 
     // One message on all ranks: boxes, and lines from the last rank to arrive to the others.
+    // A launch: an arrow from the call of the host to what it launched.
     flow(c, state) {
       const p = this.palette;
       const parts = (state.flow || []).map((part) => ({
         part, box: this.outline(c, state, part, part.last ? p.late : p.accent, 1.5),
       }));
+      const call = parts.find(({ part, box }) => part.call && box);
+      for (const { part, box } of parts) {
+        if (call && part.launched && box) this.arrow(c, call.box.x0, call.box.y, box.x0, box.y);
+      }
       const last = parts.find(({ part, box }) => part.last && box);
       if (!last) return;
       c.strokeStyle = p.late;
       c.lineWidth = 1.25;
       c.setLineDash([4, 3]);
       for (const { part, box } of parts) {
-        if (part === last.part || !box) continue;
+        if (part === last.part || part.call || !box) continue;
         const from = last.box.x0, to = box.x0, bend = Math.max(24, Math.abs(to - from) / 2);
         c.beginPath();
         c.moveTo(from, last.box.y);
@@ -302,6 +307,21 @@
         c.stroke();
       }
       c.setLineDash([]);
+    }
+
+    arrow(c, x0, y0, x1, y1) {
+      const bend = Math.max(16, (x1 - x0) / 2), head = 6;
+      c.strokeStyle = c.fillStyle = this.palette.ink;
+      c.lineWidth = 1.5;
+      c.beginPath();
+      c.moveTo(x0, y0);
+      c.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1 - head, y1);
+      c.stroke();
+      c.beginPath();
+      c.moveTo(x1, y1);
+      c.lineTo(x1 - head, y1 - head / 2);
+      c.lineTo(x1 - head, y1 + head / 2);
+      c.fill();
     }
 
     // The title of a group of ranks: its last part is the most telling one where it is cut.

@@ -16,6 +16,7 @@ from ddltrace.analyzer.formatting.units import (
     printable,
     time_text,
 )
+from ddltrace.dashboard.pages.event_launches import Launch, launch_of
 from ddltrace.tracer.trace.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -73,9 +74,11 @@ class Details:
         facts: Labels and values, escaped for display.
         tensors: The tensors that it concerns.
         num_tensors: Their number; `tensors` may be truncated.
-        parts: For a message, or for that of a gradient: its part on every rank that recorded it,
-            by rank.
+        parts: For a message, or for that of a gradient or a launch: its part on every rank that
+            recorded it, by rank.
         missing_ranks: Members of its group without a record of it.
+        launch: The launch that it belongs to, as the call or as what was launched.
+        start_ns: Its start, as in the trace.
     """
 
     rank: int
@@ -87,6 +90,8 @@ class Details:
     num_tensors: int = 0
     parts: list[Part] = field(default_factory=list)
     missing_ranks: list[int] = field(default_factory=list)
+    launch: Launch | None = None
+    start_ns: int = 0
 
 
 def describe(opened: OpenTrace, rank: int, event: int) -> Details:
@@ -111,7 +116,10 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
         else:
             shape = " x ".join(map(str, tensor.shape)) or "scalar"
             lines.append(TensorLine(printable(tensor.name), shape, bytes_text(tensor.bytes)))
+    launch = launch_of(opened, rank, event, row)
     message = row if row["kind"] == "message" else _message_of_gradient(opened, rank, row)
+    if row["kind"] == "host" and launch is not None and len(launch.works) == 1:
+        message = opened.timeline.indexes[rank].message(launch.works[0].event)
     parts, missing = ([], []) if message is None else _parts(opened, rank, message)
     return Details(
         rank=rank,
@@ -123,6 +131,8 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
         num_tensors=len(ids),
         parts=parts,
         missing_ranks=missing,
+        launch=launch,
+        start_ns=row["start_ns"],
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import OpenTrace
 
 _MAX_PARTS: Final = 64
+_MAX_LAUNCHED: Final = 16
 _MAX_NAMES: Final = 2000
 
 
@@ -57,15 +58,65 @@ def event_panel(opened: OpenTrace, rank: int, event: int) -> tuple[list[Any], li
     ]
     if not flow and (own := place(opened, rank, event)) is not None:
         flow = [own | {"last": False}]
+    flow = _with_launch(opened, details, flow)
     children: list[Any] = [
         html.Header([html.Span(details.kind, className="kind"), html.H2(details.title)]),
         html.Dl([cell for fact in details.facts for cell in _fact(*fact)]),
     ]
     if len(details.parts) + len(details.missing_ranks) > 1:
         children += [html.H3("On every rank"), *_parts(details, places)]
+    children += _launch(details)
     if details.tensors:
         children += [html.H3(f"Tensors ({details.num_tensors:,})"), _tensors(details)]
     return children, flow
+
+
+def _with_launch(
+    opened: OpenTrace, details: Details, flow: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Adds a call and what it launched, between which the timeline draws arrows."""
+    launch = details.launch
+    if launch is None:
+        return flow
+    found = {(part["rank"], part["event"]): part for part in flow}
+    works = [work.event for work in launch.works[:_MAX_LAUNCHED]]
+    if details.event != launch.call:
+        works = [details.event]
+    for event, mark in ((launch.call, "call"), *((work, "launched") for work in works)):
+        key = (details.rank, event)
+        if key not in found and (where := place(opened, *key)) is not None:
+            found[key] = where | {"last": False}
+        if key in found:
+            found[key][mark] = True
+    return list(found.values())
+
+
+def _launch(details: Details) -> list[Component]:
+    """The call that launched an event, or what a call launched, each a link."""
+    launch = details.launch
+    if launch is None:
+        return []
+    if details.event != launch.call:
+        lead = time_text((details.start_ns - launch.start_ns) / 1e3)
+        text = f"{lead} before: {launch.title}"
+        return [html.H3("Launched by"), _goto(details.rank, launch.call, text)]
+    lines = [
+        _goto(
+            details.rank,
+            work.event,
+            f"{time_text((work.start_ns - launch.start_ns) / 1e3)} later: {work.title}",
+        )
+        for work in launch.works[:_MAX_LAUNCHED]
+    ]
+    if len(launch.works) > len(lines):
+        lines.append(html.P(f"{len(launch.works) - len(lines):,} more are not shown."))
+    return [html.H3("Launched"), *lines]
+
+
+def _goto(rank: int, event: int, text: str) -> Component:
+    """A button that shows an event on the timeline."""
+    place = {"type": "goto", "rank": rank, "event": event}
+    return html.Button(text, id=place, title=text, className="tl-button goto")
 
 
 def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -84,14 +135,9 @@ def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[st
     if details.event is None:
         return children, flow
     of_event, flow_of_event = event_panel(opened, details.rank, details.event)
-    if len(flow_of_event) <= 1:  # otherwise a list of all ranks contains the link
-        children.append(
-            html.Button(
-                f"Show it on rank {details.rank}",
-                id={"type": "goto", "rank": details.rank, "event": details.event},
-                className="tl-button goto",
-            )
-        )
+    # Otherwise a list of all ranks contains the link.
+    if len({part["rank"] for part in flow_of_event}) <= 1:
+        children.append(_goto(details.rank, details.event, f"Show it on rank {details.rank}"))
     return [*children, html.Hr(), *of_event], flow + flow_of_event
 
 

@@ -25,7 +25,8 @@ class Timeline(Component):
         ranks: The ranks whose rows were shown when it was measured, if rows were filtered.
         marks: Times with a note that the user marked: ``[{t, text}]``, t in ns.
         unsaved: Why marks could not be kept; empty if they are.
-        flow: Intervals to connect: ``[{row, event, start, end, last}]``.
+        flow: Intervals to connect: ``[{row, event, start, end, last}]``; of a launch, the call has
+            ``call`` and what it launched ``launched``.
         goto: An interval to show: ``{rank, row, event, start, end}``.
     """
 

@@ -32,7 +32,7 @@ function setUp(itemOf) {
     painter.intervals(context, state, frame, [0, n], { track: { kind }, height: 10 }, 0, false);
     return [...painter.columns.pixels].map((pixel) => (pixel ? "#" : ".")).join("");
   };
-  return { paint, rectangles, cell };
+  return { paint, painter, rectangles, cell };
 }
 
 test("cells with several intervals leave no gap, wherever they begin in the cell", () => {
@@ -83,4 +83,16 @@ test("labels are readable on every gray", () => {
     const light = label === "#ffffff" ? 1 : 0, ground = linear(gray / 255);
     assert.ok((Math.max(light, ground) + 0.05) / (Math.min(light, ground) + 0.05) >= 4.5, color);
   }
+});
+
+test("arrows lead from a call to what it launched, lines from the last rank to the other ranks only", () => {
+  const { painter } = setUp(() => ({ start: 0, end: 1, count: 1 }));
+  const arrows = [], lines = [];
+  painter.arrow = (_context, ...place) => arrows.push(place);
+  painter.outline = (_context, _state, { start, row }) => ({ x0: start, y: row });
+  const context = { setLineDash: () => {}, beginPath: () => {}, stroke: () => {}, moveTo: () => {}, bezierCurveTo: (...place) => lines.push(place.slice(4)) };
+  const part = (row, start, marks) => ({ row, start, last: false, ...marks });
+  const own = part(1, 50, { launched: true }), call = part(2, 10, { call: true });
+  painter.flow(context, { flow: [own, part(3, 60, { last: true }), call] });
+  assert.deepEqual([arrows, lines], [[[10, 2, 50, 1]], [[50, 1]]]);
 });
