@@ -208,10 +208,24 @@ class GridColumn(NamedTuple):
     is_linked: bool = False
 
 
+GridRows = Sequence[Sequence[tuple[float | str | None, str, str | None]]]
+
+
+def grid_data(rows: GridRows) -> list[dict[str, float | str]]:
+    """The rows of a grid, as its property ``rowData``."""
+    return [
+        {
+            key: part
+            for place, cell in enumerate(row)
+            for key, part in zip((f"v{place}", f"t{place}", f"h{place}"), cell, strict=True)
+            if part is not None
+        }
+        for row in rows
+    ]
+
+
 def grid(
-    name: str,
-    columns: Sequence[GridColumn],
-    rows: Sequence[Sequence[tuple[float | str | None, str, str | None]]],
+    name: str, columns: Sequence[GridColumn], rows: GridRows, *, key: int | None = None
 ) -> Component:
     """A table of many rows with sorting and filters, which draws the rows that are in view.
 
@@ -220,6 +234,8 @@ def grid(
         columns: Its columns.
         rows: The cells of each row: the value by which rows are sorted and filtered, the text that
             is shown, and the address that it leads to.
+        key: The column whose texts identify rows, if the rows are going to be replaced: those that
+            remain stay where they are.
     """
     texts = [any(isinstance(row[place][0], str) for row in rows) for place in range(len(columns))]
     defined = [
@@ -237,18 +253,9 @@ def grid(
         }
         for place, (column, is_text) in enumerate(zip(columns, texts, strict=True))
     ]
-    data = [
-        {
-            key: part
-            for place, cell in enumerate(row)
-            for key, part in zip((f"v{place}", f"t{place}", f"h{place}"), cell, strict=True)
-            if part is not None
-        }
-        for row in rows
-    ]
     shown = dash_ag_grid.AgGrid(
         id=f"grid-{name}",
-        rowData=data,
+        rowData=grid_data(rows),
         columnDefs=defined,
         defaultColDef={"resizable": True, "floatingFilter": True, "suppressMovable": True},
         dashGridOptions={
@@ -261,6 +268,7 @@ def grid(
             "animateRows": False,
         },
         className="grid",
+        **({} if key is None else {"getRowId": f"params.data.t{key}"}),
         style={"height": f"{2 * _GRID_HEAD_PX + _GRID_ROW_PX * min(len(rows), _GRID_ROWS)}px"},
     )
     return html.Div([shown, _save_csv("grid")], className="table-box")

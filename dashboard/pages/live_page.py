@@ -20,7 +20,18 @@ from ddltrace.analyzer.report.figures import base_figure
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.callbacks import was_triggered_by
 from ddltrace.dashboard.theme import GRAPH_CONFIG, dress, parse_theme
-from ddltrace.dashboard.widgets import card, empty, notes_box, save_buttons, table, tiles
+from ddltrace.dashboard.widgets import (
+    LONGEST_TABLE,
+    GridColumn,
+    card,
+    empty,
+    grid,
+    grid_data,
+    notes_box,
+    save_buttons,
+    table,
+    tiles,
+)
 from ddltrace.tracer.config import LEVELS
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
@@ -38,10 +49,19 @@ _RECENT_STEPS: Final = 20
 _LANE_HEIGHT: Final = 26
 _STEPS_HEIGHT: Final = 260
 _SWITCHED_STEPS: Final = 50
-_HEADS: Final = (
-    *("rank", "step", "step time", "overlap", "last to collectives", "late by"),
-    *("processor", "memory", "last event"),
+_COLUMNS: Final = (
+    GridColumn("rank"),
+    GridColumn("step"),
+    GridColumn("step time", "µs"),
+    GridColumn("overlap", "0 to 1"),
+    GridColumn("last to collectives", "0 to 1"),
+    GridColumn("late by", "µs"),
+    GridColumn("processor", "cores"),
+    GridColumn("memory", "bytes"),
+    GridColumn("last event", "s"),
 )
+_GRID: Final = "live-ranks"
+_WITH_GRID: Final = "with-grid"
 
 
 def live_page(workspace: Workspace, address: Address) -> Component:
@@ -83,7 +103,7 @@ def live_page(workspace: Workspace, address: Address) -> Component:
                     ),
                     card(
                         "Ranks",
-                        html.Div(ranks(state), id="live-ranks"),
+                        html.Div(ranks(state), id="live-ranks", className=_look(state)),
                         hint="Medians and shares are of the last 15 s.",
                         wide=True,
                     ),
@@ -129,18 +149,24 @@ def _switch(workspace: Workspace, address: Address) -> Component | None:
 def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     """Adds the callback that updates the page."""
 
-    def update(_: int | None, search: str | None, theme: str | None) -> Any:
+    def update(_: int | None, search: str | None, theme: str | None, look: str | None) -> Any:
         address = Address.parse(search)
         try:
             state = workspace.live(address.trace).state()
         except TraceError as error:
             gone = html.P(printable(str(error)), className="warning")
-            return (gone, *[no_update] * 5)
+            return (gone, *[no_update] * 6)
         figures = [
             dress(figure, parse_theme(theme)) for figure in (steps_figure(state), lanes(state))
         ]
         ended = state.status != "running"
-        return (headline(workspace, state, address), summary(state), ranks(state), *figures, ended)
+        if look == _WITH_GRID:
+            # Its sorting, filters and scroll position are the user's: only its rows are replaced.
+            dash.set_props(f"grid-{_GRID}", {"rowData": grid_data(_rows(state))})
+            of_ranks = no_update, no_update
+        else:
+            of_ranks = ranks(state), _look(state)
+        return (headline(workspace, state, address), summary(state), *of_ranks, *figures, ended)
 
     def switch(
         on: int | None, off: int | None, steps: int | None, level: str | None, search: str | None
@@ -173,12 +199,14 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         Output("live-status", "children"),
         Output("live-tiles", "children"),
         Output("live-ranks", "children"),
+        Output("live-ranks", "className"),
         Output("live-steps", "figure"),
         Output("live-lanes", "figure"),
         Output("live-tick", "disabled"),
         Input("live-tick", "n_intervals"),
         State("url", "search"),
         State("theme", "data"),
+        State("live-ranks", "className"),
     )(update)
 
 
@@ -288,24 +316,36 @@ def ranks(state: LiveState) -> Component:
     """One row per rank."""
     if not state.rows:
         return empty("No rank has recorded anything yet")
-    return table(_HEADS, [_cells(row) for row in state.rows])
+    if _look(state):
+        return grid(_GRID, _COLUMNS, _rows(state), key=0)
+    heads = [column.title for column in _COLUMNS]
+    return table(heads, [[text for _, text, _ in row] for row in _rows(state)])
 
 
-def _cells(row: LiveRow) -> tuple[str, ...]:
-    def text(value: float | None, form: Any) -> str:
-        return NOT_KNOWN if value is None else str(form(value))
+def _look(state: LiveState) -> str:
+    """The class of the box of the ranks, which tells whether it holds a grid."""
+    return _WITH_GRID if len(state.rows) > LONGEST_TABLE else ""
 
-    return (
-        f"rank {row.rank}",
-        text(row.step, int),
-        text(row.step_us, time_text),
-        text(row.overlap_ratio, share_text),
-        text(row.late_share, share_text),
-        text(row.lateness_us, time_text),
-        text(row.cpu_cores, lambda cores: f"{cores:.2f} cores"),
-        text(row.memory_bytes, bytes_text),
-        text(row.silent_s, lambda seconds: f"{seconds:.1f} s ago"),
-    )
+
+def _rows(state: LiveState) -> list[list[tuple[float | None, str, None]]]:
+    return [_cells(row) for row in state.rows]
+
+
+def _cells(row: LiveRow) -> list[tuple[float | None, str, None]]:
+    def cell(value: float | None, form: Any) -> tuple[float | None, str, None]:
+        return value, NOT_KNOWN if value is None else str(form(value)), None
+
+    return [
+        cell(row.rank, lambda rank: f"rank {rank}"),
+        cell(row.step, int),
+        cell(row.step_us, time_text),
+        cell(row.overlap_ratio, share_text),
+        cell(row.late_share, share_text),
+        cell(row.lateness_us, time_text),
+        cell(row.cpu_cores, lambda cores: f"{cores:.2f} cores"),
+        cell(row.memory_bytes, bytes_text),
+        cell(row.silent_s, lambda seconds: f"{seconds:.1f} s ago"),
+    ]
 
 
 def steps_figure(state: LiveState) -> go.Figure:

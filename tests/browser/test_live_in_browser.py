@@ -16,10 +16,16 @@ import pytest
 from support.jobs import environment, on_ranks, traced
 from support.pages import new_page
 
+import ddltrace
+from ddltrace.analyzer.live.live_state import LiveRow, LiveState
+from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.server import bind, running
+from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.run_reader import read_run
 
 pytestmark = pytest.mark.browser
 
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120
 
 
@@ -130,3 +136,47 @@ def test_recording_is_switched_from_the_page(browser: Any, tmp_path: Path) -> No
     assert of_ranks[0] == of_ranks[1]
     windows = [(window["first"], window["stop"]) for window in of_ranks[0]]
     assert windows == [(0, 0), (first, last + 1), (begin, end)]
+
+
+class ManyRanks:
+    """A job of 40 ranks in which another one is late whenever it is looked at."""
+
+    directory = ROOT / "sample_traces" / "straggler"
+    looks = 0
+
+    def state(self) -> LiveState:
+        self.looks += 1
+        rows = tuple(
+            LiveRow(rank, step=self.looks, lateness_us=float((7 * rank + self.looks) % 40))
+            for rank in range(40)
+        )
+        return LiveState(world_size=40, num_steps=self.looks, rows=rows)
+
+
+def test_many_ranks_are_a_grid_that_keeps_its_order_and_place(browser: Any) -> None:
+    workspace = Workspace([ddltrace.open(ManyRanks.directory)])
+    job = ManyRanks()
+    workspace.live = lambda number: job  # type: ignore[method-assign, assignment, return-value]
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        page = new_page(browser, viewport={"width": 1280, "height": 900})
+        troubles: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(f"error {error}"))
+        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        page.goto(f"{url}live?trace=0")
+        page.locator("#live-ranks .ag-row").first.wait_for()
+        page.locator("#live-ranks .ag-header-cell", has_text="late by").first.click()
+        body = page.locator("#live-ranks .ag-body-viewport")
+        body.evaluate("body => { body.scrollTop = 300; }")
+        api = "window.dash_ag_grid.getApi('grid-live-ranks')"
+        values = (
+            f"() => {{ const found = []; {api}.forEachNodeAfterFilterAndSort("
+            "({ data }) => found.push(data.v5)); return found; }"
+        )
+        step = f"() => {api}.getDisplayedRowAtIndex(0).data.v1"
+        first = page.evaluate(step)
+        until(page, f"() => ({step})() > {first} + 1")
+        assert page.evaluate(values) == sorted(range(40), reverse=True)
+        assert body.evaluate("body => body.scrollTop") == 300
+        shown = page.locator("#live-ranks .ag-row [col-id=v1]").first.inner_text()
+        assert int(shown) > first
+        assert not troubles, troubles
