@@ -41,3 +41,12 @@ def test_a_job_is_counted_as_it_counts_itself(tmp_path: Path) -> None:
         assert rank["tokens_per_s"] == pytest.approx(batches * 48 / seconds)
     of_ranks = sum(rank["tokens_per_s"] for rank in document["ranks"])
     assert summary["tokens_per_s"] == pytest.approx(of_ranks)
+    ranged = open_trace(trace)
+    ranged.memory_limit = 500_000
+    found = ranged.analyze()
+    assert "were analyzed in" in found.trace.notes[-1]
+    for name in ("samples_per_s", "tokens_per_s", "flops_per_step"):
+        assert getattr(found.summary, name) == pytest.approx(summary[name])
+    assert [row.samples_per_s for row in found.ranks] == [
+        row["samples_per_s"] for row in document["ranks"]
+    ]
