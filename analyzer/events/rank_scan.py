@@ -26,7 +26,7 @@ from ddltrace.analyzer.events.rank_timeline import (
     blocked_times,
 )
 from ddltrace.analyzer.events.superseded import drop_superseded
-from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.schema import EVENTS, GARBAGE_COLLECTION
 
 _KEPT_KINDS: Final = ("message", "wait", "step", "phase")
 _BATCH_SIZES: Final = ("samples", "tokens")
@@ -57,8 +57,8 @@ class RankScan:
         gradient_tensor: Ids of their tensors.
         gradient_step: Their steps.
         launches: Step -> number of kernels, copies and messages whose launch in it is known.
-        amounts: ``samples``, ``tokens`` and ``flops`` -> step -> their sum; of samples and tokens
-            NaN if a batch of the step has none that are known.
+        amounts: ``samples``, ``tokens``, ``flops`` and ``gc_ns`` (garbage collections) -> step ->
+            their sum; of samples and tokens NaN if a batch of the step has none that are known.
         leading_lane: The thread that its timeline follows, see `LeadingLane`.
         timeline: Its timeline, in a trace of few ranks: the critical path then probably visits all
             ranks, and their events have just been read.
@@ -114,7 +114,9 @@ class RankScanner:
         self._gradient_tensor = Gathered(np.int32)
         self._gradient_step = Gathered(np.int32)
         self._launches: Counter[int] = Counter()
-        self._amounts: dict[str, dict[int, float]] = {name: {} for name in (*_BATCH_SIZES, "flops")}
+        self._amounts: dict[str, dict[int, float]] = {
+            name: {} for name in (*_BATCH_SIZES, "flops", "gc_ns")
+        }
 
     def add(self, columns: Columns) -> None:
         """Adds a part of the events."""
@@ -133,23 +135,29 @@ class RankScanner:
         steps, counts = np.unique(columns.step[work[launched]], return_counts=True)
         self._launches.update(dict(zip(steps.tolist(), counts.tolist(), strict=True)))
         for name in _BATCH_SIZES:
-            self._add_amounts(name, columns, columns.rows("data"))
+            rows = columns.rows("data")
+            self._add_amounts(name, columns.step[rows], columns.ints(name, rows))
         rows = columns.rows("host")
-        self._add_amounts("flops", columns, rows[columns.ints("flops", rows) != NULL])
+        rows = rows[columns.ints("flops", rows) != NULL]
+        self._add_amounts("flops", columns.step[rows], columns.ints("flops", rows))
+        rows = columns.rows("marker")
+        codes, names = columns.codes("name", rows)
+        rows = rows[np.array([*(name == GARBAGE_COLLECTION for name in names), False])[codes]]
+        self._add_amounts("gc_ns", columns.step[rows], columns.end[rows] - columns.start[rows])
         rows = columns.rows("gradient")
         counts, tensors = columns.lists("tensors", rows)
         self._gradient_time.add(np.repeat(start[rows], counts))
         self._gradient_tensor.add(tensors)
         self._gradient_step.add(np.repeat(columns.step[rows], counts))
 
-    def _add_amounts(self, name: str, columns: Columns, rows: IntArray) -> None:
-        rows = rows[columns.step[rows] != NULL]
-        values = columns.ints(name, rows)
-        steps, places = np.unique(columns.step[rows], return_inverse=True)
-        sums = np.bincount(places, np.where(values == NULL, np.nan, values), len(steps))
+    def _add_amounts(self, name: str, step: IntArray, values: IntArray) -> None:
+        inside = step != NULL
+        values = values[inside]
+        numbers, places = np.unique(step[inside], return_inverse=True)
+        sums = np.bincount(places, np.where(values == NULL, np.nan, values), len(numbers))
         found = self._amounts[name]
-        for step, value in zip(steps.tolist(), sums.tolist(), strict=True):
-            found[step] = found.get(step, 0.0) + value
+        for number, value in zip(numbers.tolist(), sums.tolist(), strict=True):
+            found[number] = found.get(number, 0.0) + value
 
     def finish(self) -> RankScan:
         """Returns the reduced data of all added events."""

@@ -51,6 +51,10 @@ _FIXES: Final = {
     "network": "look at that rank's own link: its port, its route, what else uses them",
     None: "look at what that rank does before it enters its collectives",
 }
+_FIX_OF_COLLECTIONS: Final = (
+    "keep Python's garbage collector out of the steps: gc.freeze() when the model is built, or "
+    "gc.disable(), and gc.collect() on all ranks in the same step, such as every 1,000 steps"
+)
 _COPIES: Final = {
     "host_to_device": "from host to device",
     "device_to_host": "from device to host",
@@ -265,6 +269,7 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         saves = savings.imbalance_us
         rank = None
         how = f"they take turns at it, rank {worst.rank} last to {share_text(worst.share)}"
+        how += _collections(analysis)
         advice = (
             "look for what varies from rank to rank and step to step: the lengths of inputs, "
             "garbage collection, other work on the machines"
@@ -406,7 +411,23 @@ def _lateness(analysis: Analysis, row: StragglerRow) -> str:
         return f"{how}: its process was stopped"
     cause, longer = cause_text(analysis, row), time_text(row.cause_us)
     when = "in such a step" if row.sometimes else "per step"
-    return f"{how}; its {cause} takes {longer} longer {when} than on the others"
+    of_it = collections_text(row)
+    return f"{how}; its {cause} takes {longer} longer {when} than on the others{of_it}"
+
+
+def _collections(analysis: Analysis) -> str:
+    """How long ranks collect garbage, if that is much."""
+    times = [row.gc_us for row in analysis.ranks if row.gc_us is not None]
+    summary = analysis.summary
+    taken = len(times) * summary.steps * (summary.rank_step_us.mean or 0.0)
+    if not taken or sum(times) < _MIN_SHARE * taken:
+        return ""
+    return f"; {share_text(sum(times) / taken)} of a step on a rank is Python's garbage collector"
+
+
+def collections_text(row: StragglerRow) -> str:
+    """Says that most of a late rank's extra time is garbage collection, if it is."""
+    return ", most of it in Python's garbage collector" if row.is_garbage_collection else ""
 
 
 def cause_text(analysis: Analysis, row: StragglerRow) -> str | None:
@@ -421,7 +442,7 @@ def cause_text(analysis: Analysis, row: StragglerRow) -> str | None:
 def _fix(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause == "network" and _on_one_host(analysis):
         return _FIX_ON_ONE_HOST
-    return _FIXES[row.cause]
+    return _FIX_OF_COLLECTIONS if row.is_garbage_collection else _FIXES[row.cause]
 
 
 def _bound_of_cause(savings: Savings, cause: str | None) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray
+from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray, places_by_value
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Spans,
@@ -44,7 +44,9 @@ from ddltrace.tracer.trace.schema import CLOCKS
 AMOUNTS: Final = {"samples": 0.0, "tokens": 0.0, "flops": np.nan}
 """What a rank loads and computes in a step, as in `RankScan` -> its value in all other steps."""
 
-_COLUMNS = ("rank", "step", "start_ns", "launches", *AMOUNTS, *FIELDS)
+_GC: Final = "gc_ns"
+
+_COLUMNS = ("rank", "step", "start_ns", "launches", *AMOUNTS, _GC, *FIELDS)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class RankRow:
         tokens_per_s: Tokens likewise, with padding: the elements of the two-dimensional tensor of
             32-bit or 64-bit integers that is called ``input_ids`` or ``tokens``, or else of the
             first one.
+        gc_us: Python's garbage collections of at least 1 ms in its steady steps; null if they were
+            not recorded.
     """
 
     rank: int
@@ -133,6 +137,7 @@ class RankRow:
     clocks: MessageClocks
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
+    gc_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,8 @@ class RankMeasures:
 
     Attributes:
         steps: Measures of every rank in each of its steps, in its whole window if there are none:
-            ``rank``, ``step``, ``start_ns``, ``launches``, ``samples``, ``tokens``, ``flops`` and
-            `FIELDS`, sorted by rank.
+            ``rank``, ``step``, ``start_ns``, ``launches``, ``samples``, ``tokens``, ``flops``,
+            ``gc_ns`` and `FIELDS`, sorted by rank.
         ranks: A row for each rank.
         idle: Idle time of each rank by cause.
         waited_for: Rank -> the ranks for which it waits.
@@ -165,6 +170,7 @@ class _Rank(NamedTuple):
         selected: Whether only these steps are analyzed.
         continues: Whether the steps before these are measured as well, in another range.
         has_gaps: Whether the rank left steps unrecorded, to measure the overhead.
+        collections: Whether garbage collections were recorded.
     """
 
     scan: RankScan
@@ -174,6 +180,7 @@ class _Rank(NamedTuple):
     selected: bool
     continues: bool
     has_gaps: bool
+    collections: bool
 
 
 class _Measured(NamedTuple):
@@ -195,6 +202,7 @@ def measure_ranks(joined: JoinedSteps) -> RankMeasures:
             joined.selected,
             joined.continues,
             any(info.cost for info in trace.infos(rank)),
+            all(info.collections for info in trace.infos(rank)),
         )
         for rank, scan in scans.items()
     ]
@@ -236,7 +244,7 @@ def _measure(rank: _Rank) -> _Measured:
         "launches": np.array([scan.launches.get(step, 0) for step in number.tolist()], dtype=float),
         **{
             name: np.array([scan.amounts[name].get(step, other) for step in number.tolist()], float)
-            for name, other in AMOUNTS.items()
+            for name, other in (AMOUNTS | {_GC: 0.0 if rank.collections else np.nan}).items()
         },
         **by_step,
     }
@@ -529,8 +537,19 @@ def _times(values: Sequence[float | None]) -> list[float | None]:
 
 def _with_rates(whole: Whole) -> tuple[RankRow, ...]:
     samples, tokens = rates_of_ranks(whole, "samples"), rates_of_ranks(whole, "tokens")
+    rank, gc_ns = whole.rank_steps["rank"][whole.window], whole.rank_steps[_GC][whole.window]
+    collecting = {
+        number: float(gc_ns[places].sum()) / 1e3
+        for number, places in places_by_value(rank.astype(np.int64))
+        if not np.isnan(gc_ns[places]).any()
+    }
     return tuple(
-        replace(row, samples_per_s=samples.get(row.rank), tokens_per_s=tokens.get(row.rank))
+        replace(
+            row,
+            samples_per_s=samples.get(row.rank),
+            tokens_per_s=tokens.get(row.rank),
+            gc_us=collecting.get(row.rank),
+        )
         for row in whole.found.of(RANKS).ranks
     )
 

@@ -58,6 +58,8 @@ class StragglerRow:
             ``network`` (transfers that it waits for); None where the trace does not contain it.
         cause_us: Extra time of the cause: the rank's median per step minus the median over the
             other ranks.
+        gc_us: Extra time of Python's garbage collections, likewise, which is part of that of the
+            cause where they ran in it; None if they were not recorded.
         unsure: Whether its lateness is below the error of the aligned clocks.
         late_steps: The smallest number of steady steps with 80 % of its lateness.
         steps_share: These steps as a share of all steady steps.
@@ -81,6 +83,14 @@ class StragglerRow:
     late_step_us: float | None
     sometimes: bool
     saves_us: float | None = None
+    gc_us: float | None = None
+
+    @property
+    def is_garbage_collection(self) -> bool:
+        """Whether garbage collections explain most of the extra time of its cause."""
+        if self.gc_us is None or self.cause_us is None or self.cause in {None, "network"}:
+            return False
+        return self.gc_us > self.cause_us / 2
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,7 @@ def straggler_rows(
         in_step = float(np.median(by_step)) if len(late) else None
         usual = in_step if sometimes and in_step is not None else typical
         cause, excess = _cause(rank, rank_steps, looked_at, usual)
+        gc_ns = _excess(rank, rank_steps["rank"][looked_at], rank_steps["gc_ns"][looked_at])
         rows.append(
             StragglerRow(
                 rank=rank,
@@ -200,6 +211,7 @@ def straggler_rows(
                 steps_share=len(late) / len(steps) if len(steps) else None,
                 late_step_us=None if in_step is None else in_step / 1e3,
                 sometimes=sometimes,
+                gc_us=None if gc_ns is None else gc_ns / 1e3,
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.lateness_us_total))
@@ -257,23 +269,23 @@ def _cause(
     lateness_ns: float,
 ) -> tuple[str | None, float | None]:
     ranks = rank_steps["rank"][steady]
-    mine = ranks == rank
-    if not mine.any():
-        return None, None
     best, best_excess = None, 0.0
     for cause, column in _CAUSES.items():
-        values = _exclusive(rank_steps, column)[steady]
-        if np.isnan(values).any():
-            continue
-        others = _medians(ranks[~mine], values[~mine])
-        if not others:
-            return None, None
-        excess = float(np.median(values[mine]) - np.median(others))
-        if excess > best_excess:
+        excess = _excess(rank, ranks, _exclusive(rank_steps, column)[steady])
+        if excess is not None and excess > best_excess:
             best, best_excess = cause, excess
     if best is None or best_excess < _MIN_SHARE * lateness_ns:
         return None, None
     return best, best_excess
+
+
+def _excess(rank: int, ranks: FloatArray, values: FloatArray) -> float | None:
+    """A rank's median minus that of the other ranks' medians; None if a value is not known."""
+    mine = ranks == rank
+    others = _medians(ranks[~mine], values[~mine])
+    if not mine.any() or not others or np.isnan(values).any():
+        return None
+    return float(np.median(values[mine]) - np.median(others))
 
 
 def _exclusive(rank_steps: Mapping[str, FloatArray], column: str) -> FloatArray:

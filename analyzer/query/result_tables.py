@@ -357,6 +357,7 @@ def rank_steps_table(analyzed: Analyzed) -> pa.Table:
         samples: Samples in the batches that it fetched; null without a batch, or if not known.
         tokens: Tokens in them likewise.
         flops: Floating-point operations of its operators; null if they were not recorded.
+        gc_us: Python's garbage collections of at least 1 ms; null if they were not recorded.
         wall_us: Duration of the rank's step.
         compute_us: Compute.
         comm_us: Communication.

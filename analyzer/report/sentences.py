@@ -7,7 +7,12 @@ one "on a rank (mean)" is of the steps of every rank; nothing else is said to be
 from __future__ import annotations
 
 from ddltrace.analyzer.events.process_stops import STOPPED
-from ddltrace.analyzer.findings.advice import cause_text, path_shares, root_cause_text
+from ddltrace.analyzer.findings.advice import (
+    cause_text,
+    collections_text,
+    path_shares,
+    root_cause_text,
+)
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import count_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.failures import Failure
@@ -447,7 +452,8 @@ def _why(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause == "stopped":
         return f": its process is stopped for {time_text(row.cause_us)} in such a step"
     when = "in such a step" if row.sometimes else "per step"
-    return f": its {cause_text(analysis, row)} takes {time_text(row.cause_us)} longer {when}"
+    longer = f"takes {time_text(row.cause_us)} longer {when}{collections_text(row)}"
+    return f": its {cause_text(analysis, row)} {longer}"
 
 
 def _advice(analysis: Analysis) -> str:

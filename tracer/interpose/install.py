@@ -24,6 +24,7 @@ def install(context: PatchContext) -> Waits | None:
         ddp,
         device_mesh,
         fsdp,
+        garbage_collection,
         modules,
         optimizers,
         swaps,
@@ -37,7 +38,7 @@ def install(context: PatchContext) -> Waits | None:
         context.fault(f"install {c10d_kernels.__name__}", error)
     patches = [
         *(autograd, swaps, optimizers, data_loader, modules, ddp, device_mesh, fsdp),
-        group_destruction,
+        *(garbage_collection, group_destruction),
     ]
     for patch in patches:
         try:

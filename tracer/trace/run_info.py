@@ -98,6 +98,7 @@ class RankInfo:
         silence: What the process did when it last recorded nothing for some seconds; see
             ``docs/trace-format.md``.
         gloo_times: Whether Gloo's threads recorded the times of its messages.
+        collections: Whether garbage collections were recorded.
         native_missing: Why the compiled library was not used, so that all was recorded in Python;
             None if it was, or if that is not known.
         windows: The ranges of steps that were recorded, if recording was switched on or off
@@ -138,6 +139,7 @@ class RankInfo:
     silence: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
     gloo_times: bool = False
+    collections: bool = False
     native_missing: str | None = None
     windows: list[dict[str, Any]] = field(default_factory=list)
     control: str = ""

@@ -51,6 +51,8 @@ OPS: Final = (
 """Public names in ``torch.distributed``; an operation outside this list keeps its own name."""
 
 P2P_OPS: Final = frozenset({"send", "recv"})
+GARBAGE_COLLECTION: Final = "garbage collection"
+"""Name of the markers of Python's garbage collections."""
 BUCKET: Final = "bucket "
 """Prefix of the names of messages that carry a bucket of DistributedDataParallel."""
 STATUSES: Final = ("ok", "open", "failed")

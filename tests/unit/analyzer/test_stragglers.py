@@ -17,7 +17,7 @@ RANKS = 4
 LATE = 500.0
 
 
-def _training(built, late, *, jitter=1.0, network=frozenset()):
+def _training(built, late, *, jitter=1.0, network=frozenset(), collects=None):
     """Four ranks, two buckets a step.
 
     Data 100, forward 400 to the first bucket, 300 more to the second, 100 of other code,
@@ -29,6 +29,8 @@ def _training(built, late, *, jitter=1.0, network=frozenset()):
         jitter: Random variation of every time (us), so that every collective has a last rank.
         network: (step, rank): this rank gets the result of the first bucket `LATE` later than
             the others, which continue, and so comes late to the second.
+        collects: What each rank collects of garbage while it is late (us); None if that was not
+            recorded.
     """
     random = np.random.default_rng(7)
     begin = np.zeros(RANKS)
@@ -47,6 +49,10 @@ def _training(built, late, *, jitter=1.0, network=frozenset()):
         for rank in range(RANKS):
             one = built[rank]
             one.step = number
+            one.info_changes["collections"] = collects is not None
+            if collects and extra[rank]["compute"]:
+                start = first[rank] - collects
+                one.add("marker", start, first[rank], name="garbage collection")
             one.add("data", begin[rank], data[rank], name="next batch")
             one.add("phase", data[rank], second[rank], name="forward")
             for bucket, (start, end) in enumerate(((first[rank], got[rank]), (second[rank], over))):
@@ -93,6 +99,23 @@ def test_a_rank_that_is_late_in_some_steps_only(build, cause):
     assert "Rank 2 is late in 3 of 20 steps only, then by 5" in text
     named = "data loading" if cause == "data" else cause
     assert re.search(rf": its {named} takes 5\S* .?s longer in such a step\.", text)
+
+
+@pytest.mark.parametrize("steps", [range(STEPS), (5, 11, 12)])
+@pytest.mark.parametrize(("collects", "is_most"), [(400.0, True), (100.0, False), (None, False)])
+def test_garbage_collections_of_a_late_rank(build, steps, collects, is_most):
+    late = {(number, 2): "compute" for number in steps}
+    analysis = _training(build(RANKS), late, collects=collects).analyze()
+    row = analysis.stragglers[0]
+    assert (row.rank, row.cause) == (2, "compute")
+    assert row.gc_us == (None if collects is None else pytest.approx(collects))
+    counted = len([step for step in steps if step])  # the first step is warm-up
+    expected = [None] * RANKS if collects is None else [0, 0, collects * counted, 0]
+    assert [each.gc_us for each in analysis.ranks] == pytest.approx(expected)
+    text = " ".join(render_report(analysis).split())
+    assert (", most of it in Python's garbage collector" in text) == is_most
+    (finding,) = (each for each in analysis.findings if each.kind == "straggler")
+    assert ("gc.freeze()" in finding.advice) == is_most
 
 
 @pytest.mark.parametrize("cause", ["host", "update"])
