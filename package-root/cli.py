@@ -25,7 +25,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "watch": ("ddltrace.analyzer.watch_commands", "Serve metrics of a running job, and alert."),
     "attach": (
         "ddltrace.tracer.switch_commands",
-        "Check whether a running process can be recorded.",
+        "Arm a running job that was started without ddltrace.",
     ),
     "merge": ("ddltrace.tracer.commands", "Merge the traces of one job's launchers."),
     "collect": ("ddltrace.tracer.gather_commands", "Gather the traces of a job's nodes."),

@@ -65,6 +65,8 @@ class CaptureConfig:
             directory.
         counters: Whether to record resource counters.
         off: Whether recording begins switched off.
+        attached: Whether the process was armed from outside while the job ran, so that each rank
+            begins to count steps and messages at another time.
         triggers: When to record although it is switched off; see `trigger_expression.py`.
         plugin: Full name of a module that every rank loads when it has joined its process
             group, to call the module's ``install(plugin_options)``; empty for none.
@@ -80,6 +82,7 @@ class CaptureConfig:
     reports_directory: str = ""
     counters: bool = True
     off: bool = False
+    attached: bool = False
     triggers: tuple[str, ...] = ()
     plugin: str = ""
     plugin_options: dict[str, Any] = field(default_factory=dict)

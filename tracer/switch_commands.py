@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import platform
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ddltrace.tracer.attach_job import Deliver, Outcome, attach_to, directory_of, ranks_of
 from ddltrace.tracer.config import LEVELS
-from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.next_command import print_next_command
-from ddltrace.tracer.switch_orders import give_order, ranges_text, sockets_of_process
+from ddltrace.tracer.switch_orders import give_order, ranges_text
 
 _target = click.argument("target")
 _ranks = click.option(
@@ -101,24 +106,78 @@ def level(target: str, level: str, ranks: str | None, as_json: bool) -> int:
 
 @click.command(
     epilog="""\b
-Example:
-  ddltrace attach 12345"""
+Examples:
+  ddltrace attach 12345
+  ddltrace attach 12345 -o trace
+
+PID is the process id of the job's launcher or of one of its ranks. All ranks of the job on this
+host are armed. The exit status is 1 if one of them is not."""
 )
 @click.argument("pid", type=click.IntRange(min=1))
-def attach(pid: int) -> int:
-    """Check whether a running process can be recorded.
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Trace directory to create.  [default: ddltrace-trace-DATE-TIME]",
+)
+def attach(pid: int, output: Path | None) -> int:
+    """Arm a running job that was started without ddltrace: see ddltrace on.
 
-    A job that was started by ddltrace run, or that has called ddltrace.arm, can be recorded at any
-    time: see ddltrace on. Others cannot.
+    Nothing is recorded until ddltrace on. The job and this command need the same Python, 3.14 or
+    later, with the same ddltrace installed. Each rank runs a script that imports ddltrace, on its
+    main thread.
     """
-    if next(sockets_of_process(pid), None) is not None:
+    ranks = ranks_of(pid)
+    armed = {rank: where for rank in ranks if (where := directory_of(rank)) is not None}
+    if len(armed) == len(ranks):
         click.echo(f"process {pid} is armed")
         print_next_command("on", pid, "--steps", 50)
         return 0
-    raise UsageError(
-        f"process {pid} was started without ddltrace and cannot be recorded: start the job with "
-        "ddltrace run --off -- COMMAND, which records nothing until ddltrace on"
-    )
+    remote_exec: Deliver | None = getattr(sys, "remote_exec", None)
+    if remote_exec is None:
+        raise UsageError(
+            f"process {pid} was started without ddltrace, and Python {platform.python_version()} "
+            "cannot attach to it (3.14 and later can): start the job with ddltrace run --off -- "
+            "COMMAND, which records nothing until ddltrace on"
+        )
+    directory = output or Path(time.strftime("ddltrace-trace-%Y%m%d-%H%M%S"))
+    for rank, where in armed.items():
+        if output is not None and where != output.absolute():
+            raise UsageError(f"process {rank} is armed for {where}: leave out -o")
+        directory = where
+    try:
+        outcomes = attach_to([r for r in ranks if r not in armed], directory, deliver=remote_exec)
+    except OSError as error:
+        raise DdltraceError(f"the script for the job cannot be written: {error}") from error
+    return _report_attached(outcomes, list(armed), directory)
+
+
+def _report_attached(outcomes: list[Outcome], armed: list[int], directory: Path) -> int:
+    """Prints what has become of processes; returns the exit status."""
+    new = sorted(outcome.rank for outcome in outcomes if outcome.rank is not None)
+    if new:
+        click.echo(f"armed: ranks {ranges_text(new)}")
+    if armed:
+        click.echo(f"armed before: processes {', '.join(map(str, armed))}")
+    failed = False
+    for outcome in outcomes:
+        if outcome.error is not None:
+            failed = True
+            error = " ".join(outcome.error.split())
+            click.echo(f"process {outcome.pid} is not armed: {error}")
+        elif outcome.rank is None:
+            click.echo(f"process {outcome.pid} will be armed when it joins a process group")
+    found = len(outcomes) + len(armed)
+    world = max((outcome.world_size or 0 for outcome in outcomes), default=0)
+    if world > found:
+        click.echo(
+            f"{found} of {world} ranks were found on this host: attach the others as well, before "
+            "ddltrace on"
+        )
+    if len(new) + len(armed):
+        print_next_command("on", directory, "--steps", 50)
+    return 1 if failed else 0
 
 
 def _rank_list(text: str | None) -> list[int] | None:

@@ -119,6 +119,7 @@ ORDER = {
             "codec_events",
             "gather_commands",
             "switch_orders",
+            "attach_job",
             "switch_commands",
             "commands",
             "__init__",

@@ -14,6 +14,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -134,17 +135,21 @@ class Control:
         return {"error": "not a request"}
 
     def _state(self) -> dict[str, Any]:
+        marks = self.switch.marks
         return {
+            "directory": str(self._directory),
             "world_size": self._info.world_size,
             "following": self.switch.following,
             "step_ns": self.switch.step_ns,
             "default_level": self._default_level,
+            "marks": None if marks is None else marks.ended(),
         }
 
     def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
         changes = [
             Change(step, level, request.get("reason") or "") for step, level in request["changes"]
         ]
+        changes[0] = replace(changes[0], called=request.get("called"))
         if not request.get("level_only"):
             return {"in_time": self.switch.plan(changes)}
         step, level = changes[0].step, changes[0].level

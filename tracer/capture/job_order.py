@@ -8,11 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from ddltrace.tracer.capture.step_marks import match_steps
 from ddltrace.tracer.config import LEVELS
 
 _MOST_AT_ONCE: Final = 32
 _LEAD_NS: Final = 300_000_000
 """Time until the change: longer than the order takes to all ranks."""
+_LEAD_TO_RENAME_NS: Final = 2_000_000_000
+"""The same if a rank that is late could never follow."""
 
 ACTIONS: Final = ("on", "off", "level")
 
@@ -87,20 +90,29 @@ def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
     wanted = set(range(world)) if order.ranks is None else set(order.ranks)
     for rank in sorted(wanted - set(states)):
         reasons.setdefault(rank, "no socket of it was found from here")
-    chosen = {rank: state for rank, state in states.items() if rank in wanted}
-    step = _common_step(list(states.values())) if chosen else None
+    shifts = _shifts(states, reasons)
     changed: list[int] = []
-    if step is not None:
-        requests = {rank: _request(order, step, state) for rank, state in chosen.items()}
-        asked = [member for member in members if member.rank in chosen]
+    step = None
+    if wanted & set(shifts):
+        renames = order.action != "level" and any(states[r]["marks"] is not None for r in shifts)
+        step = _common_step(states, shifts, _LEAD_TO_RENAME_NS if renames else _LEAD_NS)
+        # All ranks have to call the step the same, not only those that change.
+        asked = set(shifts) if renames else wanted & set(shifts)
+        requests = {
+            rank: _request(order, step, states[rank], shifts[rank], is_for=rank in wanted)
+            | ({"called": step} if renames else {})
+            for rank in asked
+        }
         late: dict[int, str] = {}
-        answers = _ask_all(asked, requests, late)
+        answers = _ask_all([member for member in members if member.rank in asked], requests, late)
         for rank, answer in answers.items():
             if answer["in_time"]:
                 changed.append(rank)
             else:
-                late[rank] = f"the order came after step {step} had begun: it follows later"
+                then = "its steps cannot be matched any more" if renames else "it follows later"
+                late[rank] = f"the order came after step {step} had begun: {then}"
         reasons |= late
+    changed = [rank for rank in changed if rank in wanted]
     missing = sorted(rank for rank in reasons if rank in wanted and rank not in changed)
     return {
         "step": step if changed else None,
@@ -110,11 +122,41 @@ def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
     }
 
 
-def _request(order: Order, step: int, state: Mapping[str, Any]) -> dict[str, Any]:
+def _shifts(states: Mapping[int, Mapping[str, Any]], reasons: dict[int, str]) -> Mapping[int, int]:
+    """What to add to each rank's number of a step, for those that can follow.
+
+    Args:
+        states: The ranks' states.
+        reasons: Receives why the others cannot.
+    """
+    marks = {rank: state["marks"] for rank, state in states.items() if state["marks"] is not None}
+    if len(marks) < len(states):
+        later = "it was attached after the job's steps had been numbered"
+        reasons |= dict.fromkeys(marks, later)
+        return dict.fromkeys(states.keys() - marks.keys(), 0)
+    if not marks:
+        return {}
+    shifts = match_steps(marks)
+    unmatched = sorted(marks.keys() - shifts.keys())
+    if not unmatched:
+        return shifts
+    # The steps of a rank that is left out now could not be matched later.
+    waiting = (
+        f"the steps of rank {unmatched[0]} cannot be matched with those of rank {min(marks)}, as "
+        "none of them, or too few, ended on both since both were attached: try again"
+    )
+    reasons |= dict.fromkeys(marks, waiting)
+    return {}
+
+
+def _request(
+    order: Order, step: int, state: Mapping[str, Any], shift: int, *, is_for: bool
+) -> dict[str, Any]:
     level = order.level or state["default_level"]
-    changes = [[step, None if order.action == "off" else level]]
-    if order.action == "on" and order.steps is not None:
-        changes.append([step + order.steps, None])
+    own = step - shift
+    changes = [[own, level if is_for and order.action != "off" else None]]
+    if is_for and order.action == "on" and order.steps is not None:
+        changes.append([own + order.steps, None])
     return {
         "do": "plan",
         "changes": changes,
@@ -123,11 +165,13 @@ def _request(order: Order, step: int, state: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _common_step(states: Sequence[Mapping[str, Any]]) -> int:
+def _common_step(
+    states: Mapping[int, Mapping[str, Any]], shifts: Mapping[int, int], lead_ns: int
+) -> int:
     """A step that no rank will have begun when the order reaches it."""
-    durations = [state["step_ns"] for state in states if state["step_ns"]]
-    steps = math.ceil(_LEAD_NS / min(durations)) if durations else 1
-    return int(max(state["following"] for state in states)) + steps
+    durations = [states[rank]["step_ns"] for rank in shifts if states[rank]["step_ns"]]
+    steps = math.ceil(lead_ns / min(durations)) if durations else 1
+    return max(int(states[rank]["following"]) + shift for rank, shift in shifts.items()) + steps
 
 
 def _ask_all(

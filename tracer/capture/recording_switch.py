@@ -6,9 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from ddltrace.tracer.capture.step_marks import StepMarks
 from ddltrace.tracer.config import LEVELS
 from ddltrace.tracer.interpose.operators import open_window
 
@@ -28,11 +29,13 @@ class Change:
         step: The step.
         level: The level of detail from then on; None to record nothing.
         reason: Why, if a trigger began it.
+        called: What the step, and so all later ones, are called from then on; None if as before.
     """
 
     step: int
     level: str | None
     reason: str = ""
+    called: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.step) is not int or self.step < 0:
@@ -41,6 +44,8 @@ class Change:
             raise ValueError(f"level {self.level!r:.40}")
         if not isinstance(self.reason, str):
             raise ValueError("reason")
+        if self.called is not None and (type(self.called) is not int or self.called < self.step):
+            raise ValueError(f"called {self.called!r:.40}")
 
 
 class RecordingSwitch:
@@ -48,6 +53,8 @@ class RecordingSwitch:
 
     Attributes:
         level: The current level of detail; None while nothing is recorded.
+        marks: What identifies this rank's steps for the others; None once all ranks call them the
+            same.
 
     Args:
         context: The parts of the recording rank.
@@ -65,6 +72,10 @@ class RecordingSwitch:
         self._changing = threading.Lock()
         self._on_step: Callable[[int, int], None] | None = None
         self.level: str | None = None if begin_off else context.config.level
+        self.marks: StepMarks | None = None
+        if context.config.attached:
+            self.marks = StepMarks()
+            self._steps.watched = True
         # First of all: what is called at the end of a step must not see a step of which nothing is
         # recorded.
         self._steps.on_update.insert(0, self.after_step)
@@ -101,10 +112,16 @@ class RecordingSwitch:
         Returns:
             Whether the first of them is in time; otherwise it begins as soon as possible.
         """
-        step = changes[0].step
+        step, renames = changes[0].step, changes[0].called is not None
         with self._changing:
-            self._plan([c for c in self._changes if c.step < step] + list(changes))
-        return self.following <= step
+            if renames and self.marks is None:
+                return False  # another order has renamed the steps meanwhile
+            former = self._changes
+            self._plan([c for c in former if c.step < step] + list(changes))
+            in_time = self.following <= step
+            if renames and not in_time:
+                self._plan(former)  # another step than on the other ranks would get the name
+        return in_time
 
     def plan_level(self, step: int, level: str) -> bool:
         """Plans another level for all steps from one on that are or will be recorded.
@@ -121,7 +138,7 @@ class RecordingSwitch:
             later = [c for c in self._changes if c.step > step]
             if (earlier[-1].level if earlier else self.level) is not None:
                 earlier.append(Change(step, level))
-            changed = [Change(c.step, None if c.level is None else level) for c in later]
+            changed = [replace(c, level=None if c.level is None else level) for c in later]
             self._plan(earlier + changed)
         return self.following <= step
 
@@ -135,6 +152,8 @@ class RecordingSwitch:
         Args:
             number: Index of the step that ended.
         """
+        if self.marks is not None:
+            self.marks.note(number)
         if self._on_step is not None and self.level is None and self._steps.last_ns:
             self._on_step(number, self._steps.last_ns)
         if number + 1 < self._steps.due:
@@ -142,6 +161,10 @@ class RecordingSwitch:
         with self._changing:
             due = [change for change in self._changes if change.step <= number + 1]
             self._plan(self._changes[len(due) :])
+            for change in due:
+                if change.called is not None:
+                    number += change.called - change.step
+                    self._rename(number + 1, change.called - change.step)
         if not due:
             return  # another order came at the same time
         try:
@@ -149,6 +172,24 @@ class RecordingSwitch:
             self._make(due[-1], number + 1, self._steps.updated_ns or time.monotonic_ns())
         except Exception as error:  # noqa: BLE001 - the job continues
             self._context.fault("switch", error)
+
+    def _rename(self, following: int, shift: int) -> None:
+        """Calls steps as all ranks do, which are all about to begin the same one.
+
+        Messages are numbered from here on, too.
+
+        Args:
+            following: What the next step is called from now on.
+            shift: By how much this differs from what it was called.
+        """
+        self.marks = None
+        self._steps.watched = self._on_step is not None
+        self._steps.call_following(following)
+        self._plan([replace(c, step=c.step + shift, called=None) for c in self._changes])
+        native = self._context.native
+        if native is not None:
+            for group in range(len(native.collectives)):
+                native.collectives[group] = 0
 
     def _make(self, change: Change, step: int, now: int) -> None:
         if change.level == self.level:

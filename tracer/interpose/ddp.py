@@ -60,6 +60,20 @@ def _register(context: PatchContext, ddp: Any, initial: _InitialBuckets) -> None
         context.save_info()
 
 
+def note_wrapped(context: PatchContext, module: Any) -> None:
+    """Registers a model that was wrapped before the tracer was installed.
+
+    Args:
+        context: The parts of the recording rank.
+        module: A module whose parameters are registered.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if isinstance(module, DistributedDataParallel) and not context.ddp.knows(module):
+        # Only its reducer knows the buckets, and it tells only those that it has rebuilt.
+        context.ddp.add(module, None)
+
+
 def _observed(context: PatchContext, original: Callable[..., Any]) -> Callable[..., Any]:
     """Attributes the messages of a user's communication hook to the hook's bucket."""
     registry = context.registry

@@ -9,6 +9,7 @@ of the gathered parameter has been accumulated.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,25 @@ def _patch_fsdp2(context: PatchContext, module: Any) -> None:
 
     parameter_class.__init__ = __init__
     context.patches.put(parameter_class, "init_unsharded_param", init_unsharded_param)
+
+
+def note_sharded(context: PatchContext, module: Any) -> None:
+    """Notes the shards of a module to which ``fully_shard`` was applied before the tracer was
+    installed.
+
+    Args:
+        context: The parts of the recording rank.
+        module: The module.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return
+    state: Any = module._get_fsdp_state()
+    # A list in newer versions of PyTorch.
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    for group in filter(None, groups):
+        for parameter in group.fsdp_params:
+            context.registry.add_shard(parameter.sharded_param)
 
 
 def _patch_fsdp1(context: PatchContext, module: Any) -> None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
 from ddltrace.tracer.interpose.cuda import is_timed, time_device_of
+from ddltrace.tracer.interpose.ddp import note_wrapped
+from ddltrace.tracer.interpose.fsdp import note_sharded
 from ddltrace.tracer.interpose.import_hooks import after_import
 from ddltrace.tracer.record.recorder import PHASE_CODE
 
@@ -187,6 +189,18 @@ def _hide_from_dynamo(
             patches.put(module, "unpatched_nn_module_call", wrapper)
 
 
+def _note_earlier(context: PatchContext, model: nn.Module) -> None:
+    """Registers what was made of a model's modules before the tracer was installed."""
+    try:
+        for module in model.modules():
+            note_wrapped(context, module)
+            note_sharded(context, module)
+    except ValueError:
+        pass  # a RemoteModule in the tree refuses to be asked
+    except Exception as error:  # noqa: BLE001 - the job continues
+        context.fault("wrapped models", error)
+
+
 class _Outermost:
     """The calls that the job makes itself, outside of any other module.
 
@@ -237,6 +251,7 @@ class _Outermost:
         registry = context.registry
         if not registry.is_known(module):
             new = registry.add_model(module)
+            _note_earlier(context, module)
             watch_gradients(context, new)
         with contextlib.suppress(ValueError):  # a RemoteModule refuses to name its parameters
             time_device_of(context, module.parameters())

@@ -118,6 +118,10 @@ class DdpBuckets:
         self._models.append(model)
         self.in_use = True
 
+    def knows(self, ddp: Any) -> bool:
+        """Whether a wrapped model was registered."""
+        return any(model.ddp() is ddp for model in self._models)
+
     def begin_backward(self) -> None:
         """Asks the reducers for their rebuilt buckets until they are available.
 

@@ -126,6 +126,10 @@ class Steps:
         if self.watched or self._number + 1 >= self.due:
             self.on_unrecorded(self._number)
 
+    def call_following(self, number: int) -> None:
+        """Sets the number of the step after the one that an optimizer has just ended."""
+        self._number = number - 1
+
     @property
     def following(self) -> int:
         """The first step that has certainly not begun."""

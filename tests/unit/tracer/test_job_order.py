@@ -26,6 +26,7 @@ class Rank:
         step_ns: int | None = 100_000_000,
         level: str | None = None,
         in_time: bool = True,
+        marks: list[tuple[int, dict[str, int]]] | None = None,
     ) -> None:
         self.rank = rank
         self.in_time = in_time
@@ -36,6 +37,7 @@ class Rank:
             "step_ns": step_ns,
             "level": level,
             "default_level": "layer",
+            "marks": marks,
         }
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +90,64 @@ def test_an_order_for_some_ranks_leaves_the_others_alone() -> None:
     answer = carry_out(Order("on", ranks=(0, 7)), members(first, second))
     assert (answer["step"], answer["ranks"], answer["missing"]) == (12, [0], [7])
     assert second.asked == []
+
+
+def marks(first: int, *numbers: int) -> list[tuple[int, dict[str, int]]]:
+    """Of steps that ended when so many messages had been sent."""
+    return [(first + place, {"0": number}) for place, number in enumerate(numbers)]
+
+
+def test_ranks_that_were_attached_call_the_step_the_same() -> None:
+    ranks = [
+        Rank(0, 14, marks=marks(10, 55, 60, 65)),
+        Rank(1, 4, marks=marks(0, 55, 60, 65)),
+        Rank(2, 5, marks=marks(0, 50, 55, 60)),
+    ]
+    answer = carry_out(Order("on", steps=4, ranks=(0, 1)), members(*ranks))
+    assert answer == {"step": 34, "ranks": [0, 1], "missing": [], "reasons": {}}
+    # All of them: what is not recorded now may be later.
+    assert [rank.asked[0]["called"] for rank in ranks] == [34, 34, 34]
+    assert [rank.asked[0]["changes"] for rank in ranks] == [
+        [[34, "layer"], [38, None]],
+        [[24, "layer"], [28, None]],
+        [[25, None]],
+    ]
+
+
+def test_a_level_gives_steps_no_other_number() -> None:
+    ranks = [Rank(0, 14, marks=marks(10, 55, 60)), Rank(1, 4, marks=marks(0, 55, 60))]
+    answer = carry_out(Order("level", level="comm"), members(*ranks))
+    assert (answer["step"], answer["ranks"]) == (17, [0, 1])
+    assert [rank.asked[0]["changes"] for rank in ranks] == [[[17, "comm"]], [[7, "comm"]]]
+    assert "called" not in ranks[0].asked[0]
+
+
+def test_nothing_changes_while_a_step_cannot_be_matched() -> None:
+    ranks = [Rank(0, 14, marks=marks(10, 55, 60)), Rank(1, 4, marks=marks(0, 60, 65))]
+    answer = carry_out(Order("on", ranks=(0, 1)), members(*ranks))
+    assert (answer["step"], answer["missing"]) == (None, [0, 1])
+    assert "rank 1 cannot be matched with those of rank 0" in answer["reasons"]["0"]
+    assert [rank.asked for rank in ranks] == [[], []]
+
+
+def test_a_rank_that_is_attached_after_the_numbering_cannot_follow() -> None:
+    ranks = [Rank(0, 14), Rank(1, 4, marks=marks(0, 60, 65))]
+    answer = carry_out(Order("on", ranks=(0, 1)), members(*ranks))
+    assert (answer["ranks"], answer["missing"]) == ([0], [1])
+    assert "after the job's steps had been numbered" in answer["reasons"]["1"]
+
+
+def test_an_attached_rank_that_is_late_can_never_follow() -> None:
+    ranks = [Rank(0, 4, marks=marks(0, 1, 2)), Rank(1, 4, marks=marks(0, 1, 2), in_time=False)]
+    answer = carry_out(Order("on", ranks=(0, 1)), members(*ranks))
+    assert (answer["ranks"], answer["missing"]) == ([0], [1])
+    assert "cannot be matched any more" in answer["reasons"]["1"]
+
+
+def test_a_job_of_one_rank_needs_no_match() -> None:
+    rank = Rank(0, 3, marks=[])
+    answer = carry_out(Order("on", ranks=(0,)), members(rank))
+    assert (answer["ranks"], rank.asked[0]["called"]) == ([0], answer["step"])
 
 
 def test_without_a_rank_nothing_changes() -> None:
