@@ -20,6 +20,7 @@ def install(context: PatchContext) -> Waits | None:
     """
     from ddltrace.tracer.interpose import (
         autograd,
+        checkpoints,
         data_loader,
         ddp,
         device_mesh,
@@ -38,7 +39,7 @@ def install(context: PatchContext) -> Waits | None:
         context.fault(f"install {c10d_kernels.__name__}", error)
     patches = [
         *(autograd, swaps, optimizers, data_loader, modules, ddp, device_mesh, fsdp),
-        *(garbage_collection, group_destruction),
+        *(checkpoints, garbage_collection, group_destruction),
     ]
     for patch in patches:
         try:

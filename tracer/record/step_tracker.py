@@ -3,7 +3,7 @@
 A step consists of the work for one update: it ends when an optimizer has stepped. Optimizers that
 step one after the other, with no forward or backward between them, share a step. The next step
 begins where the former ended, so that data loading and logging are part of it; an evaluation
-between two steps is part of neither.
+between two steps is part of neither. A run of evaluating forward passes is recorded as a marker.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from ddltrace.tracer.record.recorder import Recorder
+from ddltrace.tracer.trace.schema import EVALUATION
 
 
 class Steps:
@@ -42,6 +43,9 @@ class Steps:
         self._trained = False
         self._steppers: set[int] = set()
         self._is_recorded = True
+        self._evaluation_ns: int | None = None
+        self._evaluated_ns = 0
+        self._evaluator = 0
         self.on_update: list[Callable[[int], None]] = []
         self.on_unrecorded: Callable[[int], None] = lambda _: None
         self.last_ns = 0
@@ -61,6 +65,8 @@ class Steps:
     def begin_training(self, now_ns: int) -> None:
         """A forward or backward pass that trains begins."""
         self._close_updated()
+        if self._evaluation_ns is not None:
+            self._close_evaluation()
         if self._start_ns is None or self._recorder.step is None:
             self._open(now_ns)
         if not self._trained:
@@ -70,13 +76,21 @@ class Steps:
     def begin_evaluation(self, now_ns: int) -> None:
         """A forward pass of a model in training begins that trains nothing."""
         self._close_updated()
+        if self._evaluation_ns is None:
+            self._evaluation_ns, self._evaluator = now_ns, threading.get_ident()
         if not self._trained:
             self._recorder.set_step(None, now_ns)
 
     def end_evaluation(self, now_ns: int) -> None:
         """Such a forward pass ends; the next step begins here at the earliest."""
+        self._evaluated_ns = now_ns
         if not self._trained and self._start_ns is not None:
             self._open(now_ns)
+
+    def end_checkpoint(self) -> None:
+        """A checkpoint was saved or loaded: it ends an evaluation of the same thread."""
+        if threading.get_ident() == self._evaluator:
+            self._close_evaluation()
 
     def begin_update(self, optimizer: int, now_ns: int) -> None:
         """An optimizer begins its step.
@@ -137,17 +151,28 @@ class Steps:
 
     def record_last(self) -> None:
         """Records the step that an optimizer has ended: recording is about to be switched off."""
+        self._close_evaluation()
         if self._is_recorded and self.updated_ns is not None and self._start_ns is not None:
             self._recorder.add(self._site, self._start_ns, self.updated_ns, self._thread)
             self._is_recorded = False
 
     def close(self) -> None:
-        """Ends the last step, if it was completed."""
+        """Ends the last step, if it was completed, and the last evaluation."""
         self._close_updated()
+        self._close_evaluation()
 
     def _open(self, now_ns: int) -> None:
         self._start_ns = now_ns
         self._recorder.set_step(self._number, now_ns)
+
+    def _close_evaluation(self) -> None:
+        """Records the evaluation, until the end of its last forward pass."""
+        start, end = self._evaluation_ns, self._evaluated_ns
+        if start is not None and end > start:
+            self._evaluation_ns = None
+            if not self._recorder.paused:
+                site = self._recorder.site("marker", EVALUATION)
+                self._recorder.add(site, start, end, self._evaluator)
 
     def _close_updated(self) -> None:
         """Records the step that an optimizer has ended."""

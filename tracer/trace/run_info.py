@@ -99,6 +99,7 @@ class RankInfo:
             ``docs/trace-format.md``.
         gloo_times: Whether Gloo's threads recorded the times of its messages.
         collections: Whether garbage collections were recorded.
+        checkpoints: Whether checkpoints and evaluations were recorded.
         native_missing: Why the compiled library was not used, so that all was recorded in Python;
             None if it was, or if that is not known.
         windows: The ranges of steps that were recorded, if recording was switched on or off
@@ -140,6 +141,7 @@ class RankInfo:
     cost: dict[str, Any] | None = None
     gloo_times: bool = False
     collections: bool = False
+    checkpoints: bool = False
     native_missing: str | None = None
     windows: list[dict[str, Any]] = field(default_factory=list)
     control: str = ""

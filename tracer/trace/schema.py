@@ -55,6 +55,15 @@ GARBAGE_COLLECTION: Final = "garbage collection"
 """Name of the markers of Python's garbage collections."""
 BUCKET: Final = "bucket "
 """Prefix of the names of messages that carry a bucket of DistributedDataParallel."""
+CHECKPOINT: Final = "checkpoint "
+CHECKPOINT_SAVE: Final = "checkpoint save"
+CHECKPOINT_SAVE_ASYNC: Final = "checkpoint save async"
+CHECKPOINT_WRITE: Final = "checkpoint write"
+CHECKPOINT_LOAD: Final = "checkpoint load"
+CHECKPOINT_FILE: Final = " file="
+EVALUATION: Final = "evaluation"
+"""Names of markers of checkpoints, behind which `CHECKPOINT_FILE` and the number of a file may
+stand, and of evaluations."""
 STATUSES: Final = ("ok", "open", "failed")
 """State of a message: completed, not completed when last seen, ended in an error."""
 
