@@ -44,6 +44,7 @@ from ddltrace.analyzer.measures.device_queues import (
 from ddltrace.analyzer.measures.dimensions import DIMENSIONS, DimensionRow
 from ddltrace.analyzer.measures.failures import FAILURE, HANGS, MISMATCHES, STANDSTILL, Failure
 from ddltrace.analyzer.measures.finding import Finding
+from ddltrace.analyzer.measures.goodput import GOODPUT, Goodput
 from ddltrace.analyzer.measures.hangs import Hang, Standstill
 from ddltrace.analyzer.measures.ideal_job import IDEAL_JOB, IdealJob
 from ddltrace.analyzer.measures.idle import IdleRow
@@ -134,6 +135,8 @@ class Analysis:
         resources: Processor, memory and device use of each rank; empty without recorded counters.
         nccl: What NCCL's profiler plugin recorded; null without its events.
         ideal_job: The slowdown by stragglers; null unless the trace is StragglerAnalysis's.
+        goodput: What the job's time went to, over all its attempts; null without steps, and if only
+            some steps are analyzed.
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
         tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
             in each of at most 64 periods of the run.
@@ -178,6 +181,7 @@ class Analysis:
     resources: tuple[ResourceRow, ...] = measured(RESOURCES)
     nccl: Nccl | None = measured(NCCL)
     ideal_job: IdealJob | None = measured(IDEAL_JOB)
+    goodput: Goodput | None = measured(GOODPUT)
     rank_steps: dict[str, Any] = measured(RANK_STEPS, shown=False)
     tensor_course: dict[str, Any] = measured(TENSOR_COURSE, shown=False)
 
@@ -280,7 +284,7 @@ def _plain(value: Any) -> Any:
     return None if value is None else asdict(value)
 
 
-PREFIXES: Final = {"critical_path": "path", "copies": "copy"}
+PREFIXES: Final = {"critical_path": "path", "copies": "copy", "shares": "share"}
 """Records in rows -> how their columns begin in tables."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +26,34 @@ from ddltrace.analyzer.events.rank_timeline import (
     blocked_times,
 )
 from ddltrace.analyzer.events.superseded import drop_superseded
-from ddltrace.tracer.trace.schema import EVENTS, GARBAGE_COLLECTION
+from ddltrace.tracer.trace.schema import (
+    CHECKPOINT,
+    EVALUATION,
+    EVENTS,
+    GARBAGE_COLLECTION,
+)
 
 _KEPT_KINDS: Final = ("message", "wait", "step", "phase")
 _BATCH_SIZES: Final = ("samples", "tokens")
 _MAX_NS: Final = np.iinfo(np.int64).max
+
+
+class Region(NamedTuple):
+    """A checkpoint or an evaluation of a rank.
+
+    Attributes:
+        rank: The rank.
+        name: The marker's name.
+        start: Its start, ns.
+        end: Its end.
+        leads: Whether it is on the thread that the rank's timeline follows.
+    """
+
+    rank: int
+    name: str
+    start: int
+    end: int
+    leads: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,7 @@ class RankScan:
         amounts: ``samples``, ``tokens``, ``flops`` and ``gc_ns`` (garbage collections) -> step ->
             their sum; of samples and tokens NaN if a batch of the step has none that are known.
         leading_lane: The thread that its timeline follows, see `LeadingLane`.
+        regions: Its checkpoints and evaluations.
         timeline: Its timeline, in a trace of few ranks: the critical path then probably visits all
             ranks, and their events have just been read.
     """
@@ -85,6 +109,7 @@ class RankScan:
     launches: dict[int, int]
     amounts: dict[str, dict[int, float]]
     leading_lane: str | None
+    regions: tuple[Region, ...]
     timeline: Timeline | None = None
 
     def path_blocks(self) -> tuple[IntArray, IntArray, IntArray]:
@@ -117,6 +142,7 @@ class RankScanner:
         self._amounts: dict[str, dict[int, float]] = {
             name: {} for name in (*_BATCH_SIZES, "flops", "gc_ns")
         }
+        self._regions: list[tuple[str, int, int, str | None]] = []
 
     def add(self, columns: Columns) -> None:
         """Adds a part of the events."""
@@ -144,6 +170,7 @@ class RankScanner:
         codes, names = columns.codes("name", rows)
         rows = rows[np.array([*(name == GARBAGE_COLLECTION for name in names), False])[codes]]
         self._add_amounts("gc_ns", columns.step[rows], columns.end[rows] - columns.start[rows])
+        self._add_regions(columns)
         rows = columns.rows("gradient")
         counts, tensors = columns.lists("tensors", rows)
         self._gradient_time.add(np.repeat(start[rows], counts))
@@ -158,6 +185,16 @@ class RankScanner:
         found = self._amounts[name]
         for number, value in zip(numbers.tolist(), sums.tolist(), strict=True):
             found[number] = found.get(number, 0.0) + value
+
+    def _add_regions(self, columns: Columns) -> None:
+        rows = columns.rows("marker")
+        codes, names = columns.codes("name", rows)
+        known = [name == EVALUATION or name.startswith(CHECKPOINT) for name in names]
+        chosen = np.array([*known, False])[codes]
+        lanes: list[str | None] = [*columns.lanes, None]
+        for row, code in zip(rows[chosen].tolist(), codes[chosen].tolist(), strict=True):
+            start, end = int(columns.start[row]), int(columns.end[row])
+            self._regions.append((names[code], start, end, lanes[columns.lane[row]]))
 
     def finish(self) -> RankScan:
         """Returns the reduced data of all added events."""
@@ -175,6 +212,7 @@ class RankScanner:
             time, tensor, number = time[order], tensor[order], number[order]
         activity = self._activity.finish(messages, waits)
         blocks = blocked_times(messages, waits, activity, _training_lane(columns, waits))
+        leading = self._leading.name()
         return RankScan(
             rank=self._rank,
             events=self._events - (table.num_rows - kept.num_rows),
@@ -196,7 +234,11 @@ class RankScanner:
             gradient_step=number,
             launches=dict(self._launches) if activity.device else {},
             amounts=self._amounts,
-            leading_lane=self._leading.name(),
+            leading_lane=leading,
+            regions=tuple(
+                Region(self._rank, name, start, end, lane == leading)
+                for name, start, end, lane in self._regions
+            ),
         )
 
 

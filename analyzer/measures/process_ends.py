@@ -110,22 +110,38 @@ def _last_event(trace: Trace, rank: int) -> int:
     return latest
 
 
+def start_of_job(trace: Trace) -> int | None:
+    """When the launcher started the job, on rank 0's clock; None if it is not known."""
+    return _moment(trace, trace.run.created_unix_ns, trace.run.host)
+
+
+def end_of_job(trace: Trace) -> int | None:
+    """When the job ended, or now if it is running; None if it is not known."""
+    run = trace.run
+    if run.ended_unix_ns is None and run.status == "running":
+        return _moment(trace, time.time_ns(), platform.node())
+    return _moment(trace, run.ended_unix_ns, run.host)
+
+
+def _moment(trace: Trace, unix_ns: int | None, host: str) -> int | None:
+    """Converts a reading of a host's wall clock to rank 0's clock."""
+    # Wall clocks of hosts differ: prefer a rank on the host whose clock was read.
+    for info in sorted(trace.run.ranks, key=lambda info: info.host != host):
+        unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
+        if unix_ns is not None and isinstance(unix, int) and isinstance(monotonic, int):
+            return trace.moment(info, unix_ns - unix + monotonic)
+    return None
+
+
 def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> Until:
     """Returns when the job ended, or now if it is running.
 
     If the end was not observed, the time of the last event.
     """
-    run = trace.run
-    ended, host = run.ended_unix_ns, run.host
-    if ended is None and run.status == "running":
-        ended, host = time.time_ns(), platform.node()
+    ended = end_of_job(trace)
     if ended is not None:
-        # Wall clocks of hosts differ: prefer a rank on the host whose clock was read.
-        for info in sorted(run.ranks, key=lambda info: info.host != host):
-            unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
-            if isinstance(unix, int) and isinstance(monotonic, int):
-                return Until(trace.moment(info, ended - unix + monotonic), True)
-    silences = [(info, info.silence) for info in run.ranks if info.silence is not None]
+        return Until(ended, True)
+    silences = [(info, info.silence) for info in trace.run.ranks if info.silence is not None]
     seen = [trace.moment(info, silence["noticed_ns"]) for info, silence in silences]
     # A rank without events has no last one.
     lasts = [scan.last for scan in scans.values() if scan.events]

@@ -466,7 +466,9 @@ def _operations_table(found: Executions, kinds: tuple[str, ...]) -> pa.Table:
 
 def _of_rows(measure: Measure[Any, Any], record: type) -> Callable[[Analyzed], pa.Table]:
     def table(analyzed: Analyzed) -> pa.Table:
-        return _rows_table(getattr(analyzed.analysis, measure.name), record)
+        value = getattr(analyzed.analysis, measure.name)
+        one = () if value is None else (value,)
+        return _rows_table(value if isinstance(value, tuple) else one, record)
 
     table.__doc__ = record.__doc__
     return table

@@ -18,6 +18,7 @@ import numpy as np
 
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.formatting.units import printable, printable_words, share_text, time_text
+from ddltrace.analyzer.measures.goodput import Goodput
 from ddltrace.analyzer.measures.summary import Summary
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report import figures
@@ -27,6 +28,7 @@ from ddltrace.analyzer.report.notes import notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
     dimensions_text,
     extra_text,
+    goodput_text,
     hang_text,
     idle_text,
     sentences,
@@ -46,6 +48,18 @@ _ASSETS: Final = "ddltrace.analyzer.report"
 
 TENSORS_SHOWN: Final = 25
 """Rows of the table of exposed tensors."""
+
+_GOODPUT: Final = {
+    "start": "host",
+    "training": "compute",
+    "checkpoint": "copy",
+    "evaluation": "overlap",
+    "restart": "exposed",
+    "hang": "unfinished",
+    "unrecorded": "muted",
+    "other": "idle",
+}
+"""Parts of the job's time -> roles of their colors."""
 
 _CAUSES_SHOWN: Final = 12
 _OF_A_STEP: Final = "of a step, mean over ranks and steps"
@@ -157,6 +171,9 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None 
         sentences=sentences(analysis)[-3:],  # a hang, if there is one, has a box of its own
         tiles=_tiles(analysis.summary),
         shares=_shares(analysis.summary),
+        goodput=analysis.goodput,
+        goodput_text=goodput_text,
+        goodput_parts=_goodput_parts(analysis.goodput),
         paths=paths,
         collectives=sorted(analysis.collectives, key=figures.total_cost, reverse=True),
         unsure=any(row.unsure for row in analysis.collectives),
@@ -254,6 +271,13 @@ def _tiles(summary: Summary) -> list[Tile]:
         Tile("data loading on a rank", share_text(summary.data_share), _OF_A_STEP),
         *(Tile(what, value, remark) for what, value, remark in throughput_of(summary)),
     ]
+
+
+def _goodput_parts(goodput: Goodput | None) -> list[Share]:
+    if goodput is None:
+        return []
+    shares = vars(goodput.shares)
+    return [Share(name, role, shares[name]) for name, role in _GOODPUT.items() if shares[name]]
 
 
 def _shares(summary: Summary) -> list[Share]:

@@ -14,8 +14,15 @@ from ddltrace.analyzer.findings.advice import (
     root_cause_text,
 )
 from ddltrace.analyzer.formatting.text_table import shorten
-from ddltrace.analyzer.formatting.units import count_text, printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import (
+    count_text,
+    counted,
+    printable,
+    share_text,
+    time_text,
+)
 from ddltrace.analyzer.measures.failures import Failure
+from ddltrace.analyzer.measures.goodput import Goodput
 from ddltrace.analyzer.measures.hangs import Hang, Standstill, stuck_ranks
 from ddltrace.analyzer.measures.mismatches import Mismatch
 from ddltrace.analyzer.measures.path_parts import PathPart
@@ -69,6 +76,23 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.trace.ranks:
         return (*failure, *_nothing(analysis.trace))
     return (*failure, *hang, where_text(analysis), _cause(analysis), _advice(analysis))
+
+
+def goodput_text(goodput: Goodput, status: str) -> str:
+    """How long a job of some status took, and how often it was restarted."""
+    time = time_text(goodput.wall_us)
+    if not goodput.whole_job:
+        text = f"The recorded part of the job took {time}"
+    elif status == "running":
+        text = f"The job has run for {time} since the launcher's start"
+    else:
+        text = f"The job took {time} from the launcher's start to its end"
+    if not goodput.restarts:
+        return f"{text}."
+    again = "it is not known how many steps were executed again"
+    if goodput.lost_steps is not None:
+        again = f"{counted(goodput.lost_steps, 'step', 'was')} executed again"
+    return f"{text}, with {counted(goodput.restarts, 'restart')}; {again}."
 
 
 def _nothing(trace: TraceFacts) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from ddltrace.analyzer.report.sentences import (
     ON_A_RANK,
     dimensions_text,
     extra_text,
+    goodput_text,
     hang_text,
     idle_text,
     ranks_text,
@@ -51,6 +52,7 @@ _BAR_COLORS: Final = {
     "update": "cyan",
     "data": "green",
     "copy": "bright_blue",
+    "training": "blue",
 }
 _MAX_NOTES: Final = 8
 _MAX_RANKS: Final = 16
@@ -103,6 +105,7 @@ def render_report(analysis: Analysis, width: int = 100, *, colors: bool = False)
         _hangs(analysis),
         _path(analysis),
         _slow_steps(analysis),
+        _goodput(analysis),
         _ranks(analysis),
         _idle(analysis),
         _dimensions(analysis),
@@ -280,6 +283,21 @@ def _slow_steps(analysis: Analysis) -> Section:
     ]
     lines += [TextTable(["step", "took", "longer by", "most of it"], cells)]
     return lines + _more(len(slow.steps), _MAX_SLOW)
+
+
+def _goodput(analysis: Analysis) -> Section:
+    goodput = analysis.goodput
+    if goodput is None:
+        return []
+    lines: Section = [Paragraph(goodput_text(goodput, analysis.trace.status))]
+    for name, share in vars(goodput.shares).items():
+        us = None if share is None else share * goodput.wall_us
+        text = f"  {name:<10} {time_text(us):>10} {share_text(share):>8}"
+        if share:
+            lines.append(Bar(text, share, _BAR_COLORS.get(name)))
+        elif share is None:
+            lines.append(f"{text}  not recorded")
+    return lines
 
 
 def _ranks(analysis: Analysis) -> Section:

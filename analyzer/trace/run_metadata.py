@@ -122,6 +122,10 @@ class RunMetadata:
                 groups.setdefault((name, None), group)
         return groups
 
+    def generation(self, info: RankInfo) -> int:
+        """How often the job was started anew before a process of it."""
+        return self._generations[info.segment]
+
     @cached_property
     def _generations(self) -> dict[str, int]:
         """Segment name -> generation of the job that it belongs to, from 0."""
