@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns
 from ddltrace.analyzer.events.superseded import drop_superseded
+from ddltrace.analyzer.live.live_goodput import ProcessTime
 from ddltrace.analyzer.live.stream_tail import StreamTail
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -62,6 +63,7 @@ class LiveRank:
         entered: Group -> the highest number of a collective that the rank has entered.
         num_steps: How many steps the process has completed.
         last_ns: The latest time of any event; None before the first.
+        time: What its time went to.
     """
 
     def __init__(self, info: RankInfo, path: Path, max_rows: int) -> None:
@@ -71,6 +73,8 @@ class LiveRank:
         self.entered: dict[str, int] = {}
         self.num_steps = 0
         self.last_ns: int | None = None
+        began_ns = info.clock.get("monotonic_ns")
+        self.time = ProcessTime(began_ns if isinstance(began_ns, int) else 0)
         self._max_rows = max_rows
         self._tail = StreamTail(path, EVENTS, EVENTS_READ)
         self._window: deque[tuple[int, int, pa.RecordBatch]] = deque()
@@ -118,6 +122,7 @@ class LiveRank:
         last_ns = int(max(columns.start.max(), columns.end.max()))
         self.last_ns = last_ns if self.last_ns is None else max(self.last_ns, last_ns)
         self._add_steps(columns)
+        self.time.add(columns)
         self._window.append((last_ns, self._add_messages(columns), batch))
         self._rows += len(columns)
         while len(self._window) > 1 and (

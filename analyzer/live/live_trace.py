@@ -26,6 +26,7 @@ from ddltrace.analyzer.events.rank_activity import Activity, measure_activity
 from ddltrace.analyzer.events.rank_messages import Messages, read_messages, read_waits
 from ddltrace.analyzer.live.counter_tail import CounterTail
 from ddltrace.analyzer.live.live_alerts import ProcessSigns, find_alerts
+from ddltrace.analyzer.live.live_goodput import Seen, live_shares, moment
 from ddltrace.analyzer.live.live_rank import LiveRank, complete
 from ddltrace.analyzer.live.live_state import LiveLane, LiveRow, LiveState
 from ddltrace.analyzer.trace.align import RankClock, align
@@ -77,6 +78,7 @@ class LiveTrace:
         self._notes: dict[str, str] = {}
         self._clocks: dict[str, RankClock] = {}
         self._aligned: tuple[int, float] = (0, 0.0)
+        self._run = RunInfo()
         self._state = LiveState()
         self._checked_s = float("-inf")
 
@@ -96,6 +98,38 @@ class LiveTrace:
         """The newest process of each rank that was seen so far, by rank."""
         with self._lock:
             return [rank.info for rank in self._newest_of(self._ranks.values())]
+
+    def goodput(self) -> dict[str, float]:
+        """Shares of the job's time so far by what it went to; empty before its first step."""
+        with self._lock:
+            attempts: dict[int, list[Seen]] = {}
+            for rank in self._ranks.values():
+                attempts.setdefault(rank.info.attempt, []).append(self._seen(rank))
+            begin, end = self._job_time()
+        return live_shares([attempts[key] for key in sorted(attempts)], begin, end)
+
+    def _seen(self, rank: LiveRank) -> Seen:
+        info, clock = rank.info, self._clock(rank)
+        end, silence = self._last_ends().get(info.segment), info.silence
+        is_silent = silence is not None and (rank.last_ns or 0) <= silence["noticed_ns"]
+        return rank.time.seen(clock)._replace(
+            failed_ns=moment(clock, end.ended_ns) if end and end.exit_status != 0 else None,
+            silent_ns=moment(clock, silence["since_ns"]) if silence and is_silent else None,
+            is_off=info.is_off,
+        )
+
+    def _clock(self, rank: LiveRank) -> RankClock:
+        return self._clocks.get(rank.info.segment, RankClock(rank.info.rank))
+
+    def _job_time(self) -> tuple[int, int]:
+        """When the job began, and now or its end, on rank 0's clock; 0 twice if not known."""
+        created, ended = self._run.created_unix_ns, self._run.ended_unix_ns or time.time_ns()
+        for rank in self._newest_of(self._ranks.values()):
+            unix, monotonic = (rank.info.clock.get(name) for name in ("unix_ns", "monotonic_ns"))
+            if created is not None and isinstance(unix, int) and isinstance(monotonic, int):
+                clock, since = self._clock(rank), monotonic - unix
+                return moment(clock, created + since), moment(clock, ended + since)
+        return 0, 0
 
     def save_window(self, directory: Path) -> None:
         """Writes the events of the last seconds as a complete trace.
@@ -129,7 +163,7 @@ class LiveTrace:
             self._stop_watching()
 
     def _look(self) -> LiveState:
-        run = read_run(self.directory)
+        run = self._run = read_run(self.directory)
         running = run.status == "running"
         ends = self._watch(run) if running else self._last_ends()
         for info in run.ranks:
@@ -246,7 +280,7 @@ class LiveTrace:
             measure_activity(columns, its, read_waits(columns, its))
             for columns, its in zip(windows, messages, strict=True)
         ]
-        clocks = [self._clocks.get(rank.info.segment, RankClock(rank.info.rank)) for rank in ranks]
+        clocks = [self._clock(rank) for rank in ranks]
         late = lateness(messages, clocks)
         rows = tuple(
             self._row(rank, columns, activity, signs, late.get(place))

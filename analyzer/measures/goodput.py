@@ -18,7 +18,7 @@ holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -163,19 +163,15 @@ def _goodput(whole: Whole) -> Goodput | None:
     attempts = _attempts(whole, begin, end)
     redone, regions = _redone(trace, attempts, found.regions), found.regions
     parts = {
-        "start": _spans([(begin, attempts[0].first)]),
-        "restart": _spans(_restarts(attempts, redone)),
-        "hang": _spans(_silences(trace, attempts)),
-        "checkpoint": _spans(_checkpoints(regions)),
-        "evaluation": _spans((one.start, one.end) for one in regions if one.name == EVALUATION),
+        "start": spans_of([(begin, attempts[0].first)]),
+        "restart": spans_of(_restarts(attempts, redone)),
+        "hang": spans_of(_silences(trace, attempts)),
+        "checkpoint": spans_of(_checkpoints(regions)),
+        "evaluation": spans_of((one.start, one.end) for one in regions if one.name == EVALUATION),
         "training": union(*(np.concatenate(times) for times in _times(attempts))),
-        "unrecorded": _spans(_unrecorded(trace, attempts)),
+        "unrecorded": spans_of(_unrecorded(trace, attempts)),
     }
-    rest, shares = _spans([(begin, end)]), {}
-    for name, spans in parts.items():
-        left = subtract(rest, spans)
-        shares[name] = (length(rest) - length(left)) / (end - begin)
-        rest = left
+    shares = shares_of(begin, end, parts)
     recorded = all(info.checkpoints for info in run.ranks)
     return Goodput(
         wall_us=(end - begin) / 1e3,
@@ -188,14 +184,30 @@ def _goodput(whole: Whole) -> Goodput | None:
             restart=shares["restart"],
             hang=shares["hang"] if run.source == "ddltrace" else None,
             unrecorded=shares["unrecorded"],
-            other=length(rest) / (end - begin),
+            other=shares["other"],
         ),
         restarts=len(attempts) - 1,
         lost_steps=None if None in redone else sum(filter(None, redone)),
     )
 
 
-def _spans(intervals: Iterable[tuple[int, int]]) -> Spans:
+def shares_of(begin: int, end: int, parts: Mapping[str, Spans]) -> dict[str, float]:
+    """Shares of a job's time by parts, and of the rest.
+
+    Args:
+        begin: When the job began.
+        end: When it ended, later than that.
+        parts: Part -> when it holds; a moment counts for the first part that does.
+    """
+    rest, shares = spans_of([(begin, end)]), {}
+    for name, spans in parts.items():
+        left = subtract(rest, spans)
+        shares[name] = (length(rest) - length(left)) / (end - begin)
+        rest = left
+    return {**shares, "other": length(rest) / (end - begin)}
+
+
+def spans_of(intervals: Iterable[tuple[int, int]]) -> Spans:
     """The instants in any of some intervals."""
     times = np.array(list(intervals), np.int64).reshape(-1, 2)
     return union(times[:, 0], times[:, 1])

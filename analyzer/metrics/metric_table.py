@@ -116,6 +116,13 @@ METRICS: Final = (
         labels=("operation", "size"),
     ),
     Metric(
+        name="ddltrace_goodput_share",
+        unit="",
+        text="Share of the job's time since its start, by what it went to.",
+        samples=lambda now: [((part,), share) for part, share in now.goodput.items()],
+        labels=("part",),
+    ),
+    Metric(
         name="ddltrace_alerts",
         unit="",
         text="Dead ranks and hangs that are seen now.",

@@ -58,6 +58,7 @@ class Readings:
         flops_per_step: Floating-point operations of a rank in a step: the most that were seen so
             far, as of some steps only a part has been read.
         straggler: The rank that costs most; None if there is none.
+        goodput: Shares of the job's time so far by what it went to.
         alerts: Dead ranks and hangs.
     """
 
@@ -73,6 +74,7 @@ class Readings:
     busbw: Mapping[tuple[str, str], float] = field(default_factory=dict)
     flops_per_step: float | None = None
     straggler: Straggler | None = None
+    goodput: Mapping[str, float] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
 
 
@@ -98,6 +100,7 @@ def read(live: LiveTrace, former: Readings, peak_tflops: float | None = None) ->
         lost=sum(info.dropped for info in infos),
         memory_bytes=memory,
         flops_per_step=former.flops_per_step,
+        goodput=live.goodput(),
         alerts=state.alerts,
     )
     if state.num_steps == former.num_steps:

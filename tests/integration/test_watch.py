@@ -69,6 +69,9 @@ def test_a_job_serves_and_sends_metrics_and_tells_of_a_passed_limit(
     assert found["ddltrace_ranks"] == found["ddltrace_recording"] == 2
     assert found["ddltrace_steps_total"] > 0
     assert found["ddltrace_lost_records_total"] == 0
+    parts = {name: share for name, share in found.items() if "_goodput_share" in name}
+    assert sum(parts.values()) == pytest.approx(1)
+    assert parts['ddltrace_goodput_share{part="training"}'] > 0
     # The job sleeps 5 ms in each step.
     assert found["ddltrace_step_seconds"] > 0.005
     assert 0 <= found["ddltrace_exposed_share"] <= 1

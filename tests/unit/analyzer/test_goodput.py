@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from ddltrace.analyzer.analysis import analyze
+from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.live.live_goodput import ProcessTime, Seen, live_shares
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.report.text_report import render_report
+from ddltrace.analyzer.trace.align import RankClock
 from ddltrace.tracer.trace.finalize import finalize
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import segment_name
 
-from .conftest import RankBuilder, write_segment
+from .conftest import RankBuilder, events_batch, write_segment
 
 TRACES = sorted(
     path.parent for path in (Path(__file__).parents[3] / "sample_traces").glob("**/run.json")
@@ -186,6 +190,51 @@ def test_what_was_not_recorded_is_no_part(job):
         {"start": 100, "training": 150, "unrecorded": 200 + 300 + 200, "other": 50}
     )
     assert goodput.lost_steps == 0
+
+
+def live(job, *, end: int) -> dict[str, float]:
+    """The shares of a job as its live metrics have them, without those that are 0."""
+    attempts: dict[int, list[Seen]] = {}
+    for info, events in job.processes:
+        time = ProcessTime(info.clock["monotonic_ns"])
+        half = len(events.rows) // 2
+        for rows in (events.rows[:half], events.rows[half:]):
+            time.add(Columns(pa.Table.from_batches([events_batch(rows)])))
+        ended_ns, status = job.ends[info.segment]
+        seen = time.seen(RankClock(info.rank))._replace(
+            failed_ns=ended_ns if status else None, is_off=info.is_off
+        )
+        attempts.setdefault(info.attempt, []).append(seen)
+    shares = live_shares([attempts[key] for key in sorted(attempts)], 0, end * MS)
+    assert sum(shares.values()) == pytest.approx(1)
+    return {name: share * end for name, share in shares.items() if share}
+
+
+def test_live_metrics_are_the_same_without_repeated_steps(job):
+    job = restarted(job, loads="")
+    assert live(job, end=700) == pytest.approx(job.parts()[1])
+
+
+def test_live_metrics_of_what_was_not_recorded(job):
+    job = job(took=1000)
+    windows = [{"first": 0, "stop": 0}, {"first": 5, "stop": 7}]
+    events = job.process(0, 0, began=100, ended=1000, windows=windows)
+    events.steps(5, 6, start=300, each=50)
+    expected = {"start": 100, "training": 100, "unrecorded": 200 + 600}
+    assert live(job, end=1000) == pytest.approx(expected)
+
+
+def test_a_job_without_steps_has_no_live_shares():
+    assert live_shares([[ProcessTime(0).seen(RankClock(0))]], 0, MS) == {}
+
+
+def test_live_silence_is_a_hang():
+    time = ProcessTime(0)
+    rows = [{"start_ns": MS, "end_ns": 2 * MS, "kind": "step", "name": "step", "step": 0}]
+    time.add(Columns(pa.Table.from_batches([events_batch(rows)])))
+    seen = time.seen(RankClock(0))._replace(silent_ns=2 * MS)
+    shares = live_shares([[seen]], 0, 4 * MS)
+    assert (shares["start"], shares["training"], shares["hang"]) == (0.25, 0.25, 0.5)
 
 
 def test_without_a_launcher_it_is_the_recorded_time(build):

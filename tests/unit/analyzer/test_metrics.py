@@ -46,6 +46,7 @@ READINGS = Readings(
     memory_bytes={0: 2e9, 1: 3e9},
     busbw={("all_reduce", "1 MiB"): 1.5e9},
     straggler=Straggler(1, "data", 0.002),
+    goodput={"training": 0.75, "other": 0.25},
     alerts=(Alert("hang", (0,), "all_reduce hangs."),),
 )
 
@@ -80,6 +81,7 @@ def test_the_endpoint_has_all_metrics_in_base_units(server: MetricServer) -> Non
     assert found['ddltrace_wait_seconds{rank="0"}'] == 0.01
     assert found['ddltrace_straggler{cause="data",rank="1"}'] == 1
     assert found['ddltrace_busbw_bytes{operation="all_reduce",size="1 MiB"}'] == 1.5e9
+    assert found['ddltrace_goodput_share{part="training"}'] == 0.75
     assert found["ddltrace_lost_records_total"] == 3
     assert found["ddltrace_steps_total"] == 120
     assert found['ddltrace_alerts{kind="hang"}'] == 1
