@@ -15,7 +15,14 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, Gathered, IntArray
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    Columns,
+    Gathered,
+    IntArray,
+    distinct,
+)
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
 from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import Messages, Waits, read_messages, read_waits
@@ -46,6 +53,7 @@ class Region(NamedTuple):
         name: The marker's name.
         start: Its start, ns.
         end: Its end.
+        step: The step in which it starts: earlier ones are completed; `NULL` outside steps.
         leads: Whether it is on the thread that the rank's timeline follows.
     """
 
@@ -53,6 +61,7 @@ class Region(NamedTuple):
     name: str
     start: int
     end: int
+    step: int
     leads: bool
 
 
@@ -84,6 +93,7 @@ class RankScan:
             their sum; of samples and tokens NaN if a batch of the step has none that are known.
         leading_lane: The thread that its timeline follows, see `LeadingLane`.
         regions: Its checkpoints and evaluations.
+        updated: Numbers of the steps in which an optimizer has stepped, ascending.
         timeline: Its timeline, in a trace of few ranks: the critical path then probably visits all
             ranks, and their events have just been read.
     """
@@ -110,6 +120,7 @@ class RankScan:
     amounts: dict[str, dict[int, float]]
     leading_lane: str | None
     regions: tuple[Region, ...]
+    updated: IntArray
     timeline: Timeline | None = None
 
     def path_blocks(self) -> tuple[IntArray, IntArray, IntArray]:
@@ -142,7 +153,7 @@ class RankScanner:
         self._amounts: dict[str, dict[int, float]] = {
             name: {} for name in (*_BATCH_SIZES, "flops", "gc_ns")
         }
-        self._regions: list[tuple[str, int, int, str | None]] = []
+        self._regions: list[tuple[str, int, int, int, str | None]] = []
 
     def add(self, columns: Columns) -> None:
         """Adds a part of the events."""
@@ -193,8 +204,9 @@ class RankScanner:
         chosen = np.array([*known, False])[codes]
         lanes: list[str | None] = [*columns.lanes, None]
         for row, code in zip(rows[chosen].tolist(), codes[chosen].tolist(), strict=True):
-            start, end = int(columns.start[row]), int(columns.end[row])
-            self._regions.append((names[code], start, end, lanes[columns.lane[row]]))
+            times = int(columns.start[row]), int(columns.end[row])
+            lane = lanes[columns.lane[row]]
+            self._regions.append((names[code], *times, int(columns.step[row]), lane))
 
     def finish(self) -> RankScan:
         """Returns the reduced data of all added events."""
@@ -236,9 +248,10 @@ class RankScanner:
             amounts=self._amounts,
             leading_lane=leading,
             regions=tuple(
-                Region(self._rank, name, start, end, lane == leading)
-                for name, start, end, lane in self._regions
+                Region(self._rank, name, start, end, in_step, lane == leading)
+                for name, start, end, in_step, lane in self._regions
             ),
+            updated=_updated(columns),
         )
 
 
@@ -249,6 +262,13 @@ def _training_lane(columns: Columns, waits: Waits) -> str | None:
     if len(lanes):
         return columns.lanes[int(np.argmax(np.bincount(lanes)))]
     return MAIN_LANE if MAIN_LANE in waits.lanes else None
+
+
+def _updated(columns: Columns) -> IntArray:
+    rows = columns.rows("phase")
+    codes, names = columns.codes("name", rows)
+    is_update = np.array([*(name == "optimizer" for name in names), False])[codes]
+    return distinct(columns.step[rows[is_update & (columns.step[rows] != NULL)]])
 
 
 def _steps(columns: Columns) -> tuple[IntArray, IntArray, IntArray]:

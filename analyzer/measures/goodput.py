@@ -106,11 +106,14 @@ class _Found(NamedTuple):
         first: The earliest time of any event.
         last: The latest.
         regions: Checkpoints and evaluations.
+        updated: The last step of each attempt that was updated, though perhaps not recorded: a step
+            is recorded when the next one begins.
     """
 
     first: int
     last: int
     regions: frozenset[Region]
+    updated: dict[int, int]
 
 
 class _Steps(NamedTuple):
@@ -161,7 +164,7 @@ def _goodput(whole: Whole) -> Goodput | None:
     begin = found.first if created is None else min(created, found.first)
     end = found.last if ended is None else max(ended, found.last)
     attempts = _attempts(whole, begin, end)
-    redone, regions = _redone(trace, attempts, found.regions), found.regions
+    redone, regions = _redone(trace, attempts, found), found.regions
     parts = {
         "start": spans_of([(begin, attempts[0].first)]),
         "restart": spans_of(_restarts(attempts, redone)),
@@ -327,9 +330,7 @@ def _unrecorded(trace: Trace, attempts: Sequence[_Attempt]) -> Iterator[tuple[in
                 yield int(last[-1]), ended
 
 
-def _redone(
-    trace: Trace, attempts: Sequence[_Attempt], regions: Iterable[Region]
-) -> list[int | None]:
+def _redone(trace: Trace, attempts: Sequence[_Attempt], found: _Found) -> list[int | None]:
     """How many of the first steps of each attempt an earlier one had completed.
 
     A step of the job is the attempt's first one, which the checkpoint says that it begins from,
@@ -340,7 +341,9 @@ def _redone(
     redone: list[int | None] = []
     furthest = 0
     for number, attempt in enumerate(attempts):
-        count, base = int(attempt.steps.number.max(initial=-1)) + 1, 0
+        offset, base = trace.first_step(attempt.infos[0]), 0
+        updated = found.updated.get(number, offset - 1) - offset
+        count = int(attempt.steps.number.max(initial=updated)) + 1
         if number and count:
             loaded = {file for info in attempt.infos for file in _loaded(trace, info)}
             known = [saved[file] for file in loaded & saved.keys() if file]
@@ -350,16 +353,10 @@ def _redone(
         redone.append(min(furthest, base + count) - base)
         furthest = max(furthest, base + count)
         until = attempts[number + 1].began if number + 1 < len(attempts) else _NEVER
-        for region in sorted(regions, key=lambda one: one.end):
+        for region in sorted(found.regions, key=lambda one: one.end):
             if region.name.startswith(_SAVES) and attempt.began <= region.start < until:
-                saved[_file(region)] = base + _completed(attempt.steps, region)
+                saved[_file(region)] = base + max(0, region.step - offset)
     return redone
-
-
-def _completed(steps: _Steps, region: Region) -> int:
-    """How many steps of an attempt a rank had completed when it began to save a checkpoint."""
-    before = (steps.rank == region.rank) & (steps.end <= region.start)
-    return int(steps.number[before].max(initial=-1)) + 1
 
 
 def _loaded(trace: Trace, info: RankInfo) -> Iterator[str]:
@@ -379,10 +376,16 @@ def _loaded(trace: Trace, info: RankInfo) -> Iterator[str]:
 
 def _found(joined: JoinedSteps) -> _Found:
     scans = [scan for scan in joined.scans.values() if scan.events]
+    updated: dict[int, int] = {}
+    for scan in scans:
+        generation = joined.trace.generations_of(scan.updated).tolist()
+        for number, step in zip(generation, scan.updated.tolist(), strict=True):
+            updated[number] = max(step, updated.get(number, step))
     return _Found(
         min((scan.first for scan in scans), default=_NEVER),
         max((scan.last for scan in scans), default=-_NEVER),
         frozenset(region for scan in scans for region in scan.regions),
+        updated,
     )
 
 
@@ -391,6 +394,10 @@ def _both(former: _Found, later: _Found) -> _Found:
         min(former.first, later.first),
         max(former.last, later.last),
         former.regions | later.regions,
+        {
+            number: max(each.updated[number] for each in (former, later) if number in each.updated)
+            for number in former.updated | later.updated
+        },
     )
 
 

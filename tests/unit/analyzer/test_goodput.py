@@ -141,6 +141,15 @@ def test_steps_are_not_said_to_be_repeated_if_the_checkpoint_is_not_known(job, l
     assert parts["training"] == pytest.approx(81 - 15 + 151)
 
 
+def test_an_update_counts_although_its_step_was_not_recorded(job):
+    job = restarted(job, loads=FILE)
+    _, events = job.processes[2]  # of rank 1
+    events.add("phase", 181_000, 182_000, name="optimizer", step=4)
+    goodput, parts = job.parts()
+    assert goodput.lost_steps == 3
+    assert parts["restart"] == pytest.approx(300 - 190 + 151)
+
+
 def test_what_does_not_hold_up_training_is_not_lost(job):
     job = job(took=500)
     events = job.process(0, 0, began=0, ended=500)
