@@ -47,6 +47,8 @@ def _check_rank(info: RankInfo) -> None:
         _check(fits(value), f"rank {info.rank}: {name}", value)
     for tensor in info.tensors:
         _check(0 <= tensor.id <= _MAX_ID, "tensor id", tensor.id)
+        sizes = tensor.shape
+        _check(all(0 <= size <= _MAX_COUNT for size in sizes), "tensor shape", sizes[:8])
         _check(0 <= tensor.bytes <= _MAX_COUNT, "tensor bytes", tensor.bytes)
 
 
