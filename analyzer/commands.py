@@ -440,10 +440,10 @@ def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: floa
     """Run a SQL query over a trace.
 
     SQL is one SELECT in DuckDB's dialect, or EXPLAIN and a SELECT, over the tables events,
-    counters, messages, collectives, all_to_all, connections, tensors, steps, ranks, rank_steps,
-    critical_path, kernels, operators, launches, streams, copies, nccl_events, hta_queue_length
-    and hta_copy_bandwidth (docs/sql-reference.md has their columns). Other statements are
-    refused: the query can read nothing else and write nothing.
+    counters, messages, collectives, all_to_all, connections, goodput, roles, tensors, steps, ranks,
+    rank_steps, critical_path, kernels, operators, launches, streams, copies, nccl_events,
+    hta_queue_length and hta_copy_bandwidth (docs/sql-reference.md has their columns). Other
+    statements are refused: the query can read nothing else and write nothing.
     """
     from ddltrace.analyzer.formatting.sizes import parse_memory_limit
     from ddltrace.analyzer.open_trace import open_trace

@@ -58,6 +58,7 @@ from ddltrace.analyzer.measures.path_parts import PathPart, PathRank
 from ddltrace.analyzer.measures.pipelines import PIPELINES, Pipeline
 from ddltrace.analyzer.measures.rank_measures import IDLE, RANK_STEPS, RANKS, RankRow
 from ddltrace.analyzer.measures.resources import RESOURCES, ResourceRow
+from ddltrace.analyzer.measures.roles import ROLES, RoleRow
 from ddltrace.analyzer.measures.root_causes import ROOT_CAUSES, WAITING, RootCause, Waiting
 from ddltrace.analyzer.measures.savings import (
     CRITICAL_PATH,
@@ -105,6 +106,7 @@ class Analysis:
         all_to_all: How evenly the all-to-alls of each group load its ranks.
         connections: TCP connections between ranks of different hosts; empty without recorded
             counters.
+        roles: The roles of the ranks, in a job of several roles.
         dimensions: Communication by parallel dimension, the longest exposed time first.
         critical_path: The largest parts of the critical paths of the steady steps.
         critical_path_by_rank: All of these paths by category and rank; they sum to the mean step.
@@ -157,6 +159,7 @@ class Analysis:
     traffic: tuple[TrafficRow, ...] = measured(TRAFFIC)
     all_to_all: tuple[AllToAllRow, ...] = measured(ALL_TO_ALL)
     connections: tuple[ConnectionRow, ...] = measured(CONNECTIONS)
+    roles: tuple[RoleRow, ...] = measured(ROLES)
     dimensions: tuple[DimensionRow, ...] = measured(DIMENSIONS)
     critical_path: tuple[PathPart, ...] = measured(CRITICAL_PATH)
     critical_path_by_rank: tuple[PathRank, ...] = measured(CRITICAL_PATH_BY_RANK)

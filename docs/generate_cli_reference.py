@@ -34,6 +34,8 @@ VARIABLES = {
     "DDLTRACE_COUNTERS": "`0`: as `--no-counters` of `ddltrace run`",
     "DDLTRACE_OUTPUT": "the trace directory of `ddltrace.tracer.install` if it is given none",
     "DDLTRACE_NATIVE": "`0`: record in Python alone, without the compiled library",
+    "DDLTRACE_ROLE": "what a process of a job with several roles does, such as `trainer` "
+    "([clusters.md](clusters.md)); read when the process joins its process group",
     "DDLTRACE_UPLOAD_WAIT": "seconds without progress after which `ddltrace run` and `ddltrace "
     "upload` give up an upload; 60 by default",
     "DDLTRACE_IMPORT_MEMORY": "memory for one imported file, such as `4GiB`, in all commands",

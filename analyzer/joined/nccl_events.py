@@ -89,7 +89,7 @@ def nccl_events(trace: Trace, rank: int | None = None) -> pa.Table:
 def _process_of(trace: Trace, ring: Ring) -> RankInfo | None:
     """The rank process that wrote a ring."""
     for info in trace.run.ranks:
-        same_rank = ring.rank is None or ring.rank == info.rank
+        same_rank = ring.rank in {None, trace.own_rank(info)}
         if info.pid == ring.pid and same_rank and (not ring.host or info.host in {ring.host, ""}):
             return info
     return None

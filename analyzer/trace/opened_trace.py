@@ -368,7 +368,7 @@ class Trace(RecordedRun):
             with leaving_out_unreadable():
                 for batch in EventReader(self.path, info.segment, most=batches):
                     some = pa.Table.from_batches([batch.slice(0, rows)], schema=EVENTS)
-                    yield self._place(some, info, 0)
+                    yield self._place(self._named(info, some), info, 0)
 
     def event_tables(self, rank: int) -> Iterator[pa.Table]:
         """Yields the rows of `events`: all at once, sorted, or in parts if the trace is too long.

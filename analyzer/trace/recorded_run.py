@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddltrace.analyzer.trace.jobs_beside import (
+    JobPlace,
+    jobs_of,
+    meetings_of,
+    number_ranks,
+    text_of_jobs,
+)
 from ddltrace.analyzer.trace.run_metadata import RunMetadata
 from ddltrace.tracer.errors import TraceError, is_store_failure
 from ddltrace.tracer.storage.location import Location
@@ -46,7 +54,28 @@ class RecordedRun(RunMetadata):
         self._last_starts: dict[str, int] = {}
         self._steps: range | None = None
         self._later_stepless = True
-        self._leave_out_jobs_beside()
+        self._places: dict[str, JobPlace] = {}
+        self._number_roles_beside()
+        if not self._places:
+            self._leave_out_jobs_beside()
+
+    def _number_roles_beside(self) -> None:
+        """Numbers the ranks of jobs that run beside each other, if the trace knows roles."""
+        jobs = jobs_of(self.run.ranks) if any(info.role for info in self.run.ranks) else []
+        if not any(self._beside(former, later) for former, later in combinations(jobs, 2)):
+            return
+        infos, self._places = number_ranks(jobs)
+        self.run = dataclasses.replace(self.run, ranks=infos)
+        self.ranks = sorted({info.rank for info in infos})
+        self._note(text_of_jobs(jobs))
+
+    def _beside(self, former: Sequence[RankInfo], later: Sequence[RankInfo]) -> bool:
+        """Whether two jobs exchanged messages, or overlapped in time."""
+        if {info.rank for info in former}.isdisjoint(info.rank for info in later):
+            return False  # one job, whose ranks know the address of its store by several names
+        if meetings_of(former) & meetings_of(later):
+            return True
+        return self._overlap(former[0], later[0]) or self._overlap(later[0], former[0])
 
     def _leave_out_jobs_beside(self) -> None:
         """Leaves out processes that formed a smaller job while one of their host was at work.
@@ -155,7 +184,8 @@ class RecordedRun(RunMetadata):
             return
         self._verify(info)
         with leaving_out_unreadable():
-            yield from EventReader(self.path, info.segment, names)
+            for batch in EventReader(self.path, info.segment, names):
+                yield from self._named(info, pa.Table.from_batches([batch])).to_batches()
 
     def first_step(self, info: RankInfo) -> int:
         """Returns the number of the first step of a process in this trace."""
@@ -207,7 +237,7 @@ class RecordedRun(RunMetadata):
                 table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
                 if self.on_read is not None:
                     self.on_read(table.num_rows)
-                yield table
+                yield self._named(info, table)
         except TraceError as error:
             if is_store_failure(error):
                 raise
@@ -219,6 +249,16 @@ class RecordedRun(RunMetadata):
             )
         if reader.checksum is not None and info.checksum not in (None, reader.checksum):
             self._note_other_file(info)
+
+    def _named(self, info: RankInfo, events: pa.Table) -> pa.Table:
+        """Some events of a process with the ranks and groups as the trace calls them."""
+        place = self._places.get(info.segment)
+        return events if place is None else place.placed(events)
+
+    def own_rank(self, info: RankInfo) -> int:
+        """The rank of a process in its job, which may be one of several in the trace."""
+        place = self._places.get(info.segment)
+        return info.rank if place is None else info.rank - place.first
 
     def _verify(self, info: RankInfo) -> None:
         """Compares a process's final file with its checksum, once, before it is first read."""

@@ -7,13 +7,12 @@ and no compiler.
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.jobs import JOBS, at_once, free_port, run, torchrun, traced
+from support.jobs import JOBS, at_once, free_port, ray_environment, run, torchrun, traced
 from support.sampling import sampled
 from support.traces import Recorded
 from torch import nn
@@ -133,12 +132,8 @@ def test_deepspeed_zero(tmp_path: Path) -> None:
 def test_ray_train(tmp_path: Path) -> None:
     """Ray starts the ranks itself, destroys their process group, and then kills them."""
     command = traced(tmp_path / "trace", [sys.executable, str(JOBS / "with_ray.py")])
-    # Ray writes to the home directory; what ddltrace has compiled lies in the cache below it.
-    ray = {
-        **{"HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
-        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
-    }
-    done = run(command, cwd=tmp_path, timeout=280, **OFFLINE, **ray)
+    ray = {**OFFLINE, **ray_environment(tmp_path)}
+    done = run(command, cwd=tmp_path, timeout=280, **ray)
     assert done.status == 0, done.stderr
     assert done.losses() == averaged_training()
     recorded = Recorded(tmp_path / "trace")

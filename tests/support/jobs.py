@@ -71,6 +71,16 @@ def run(command: list[str], *, cwd: Path, timeout: float = 120, **extra: str) ->
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def ray_environment(home: Path) -> dict[str, str]:
+    """Variables of a job that starts Ray, which writes to the home directory."""
+    return {
+        **{"HOME": str(home), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
+        # What ddltrace has compiled lies in the cache below the user's own home.
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
     """Makes some calls at the same time: jobs that do not depend on each other.
 

@@ -17,9 +17,11 @@ from ddltrace.tracer.capture import launcher_links
 from ddltrace.tracer.capture.control import Control
 from ddltrace.tracer.capture.frameworks import framework_versions
 from ddltrace.tracer.capture.overhead_probe import CostMeter
+from ddltrace.tracer.capture.process_role import process_role
 from ddltrace.tracer.capture.recording_switch import RecordingSwitch
 from ddltrace.tracer.capture.triggers import Triggers
 from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.connections.job_store import meeting_address
 from ddltrace.tracer.connections.proof import refused
 from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.backward_pass import BackwardPass
@@ -365,6 +367,7 @@ def _or_none(part: str, make: Callable[[], Any], on_fault: Callable[[str, Except
 
 def _rank_info(config: CaptureConfig) -> RankInfo:
     import torch
+    import torch.distributed as dist
 
     rank, world_size, backend = _identity()
     local_rank = os.environ.get("LOCAL_RANK")
@@ -373,6 +376,8 @@ def _rank_info(config: CaptureConfig) -> RankInfo:
         rank=rank,
         segment=_own_segment_name(config, rank, attempt),
         world_size=world_size,
+        role=process_role(),
+        store=meeting_address(dist.group.WORLD),
         local_rank=int(local_rank) if local_rank and local_rank.isdigit() else None,
         attempt=attempt,
         pid=os.getpid(),

@@ -58,6 +58,17 @@ def own_client() -> Store | None:
     return client
 
 
+def meeting_address(process_group: Any) -> str | None:
+    """The address at which the members of a group met; None if it is not that of a TCPStore."""
+    import torch.distributed as dist
+
+    c10d: Any = dist
+    _, store = c10d.distributed_c10d._world.pg_map.get(process_group, (None, None))
+    while isinstance(store, c10d.PrefixStore):
+        store = store.underlying_store
+    return f"{store.host}:{store.port}" if isinstance(store, c10d.TCPStore) else None
+
+
 def read_published(store: Store, key: str, pause: Callable[[float], bool]) -> Any:
     """Waits until another rank has published a JSON value; None if it does not.
 

@@ -200,7 +200,7 @@ def run_job(
         note = "interrupted before the trace was finalized; it can be read as it is"
         _note_in_place(config.directory, run, note)
         return JobResult(status, len(run.ranks), (note,), (note,))
-    num_ranks = len({info.rank for info in run.ranks})
+    num_ranks = len({(info.role, info.rank) for info in run.ranks})
     if run.status == "running" and num_ranks == 0:
         reasons += run.notes
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))

@@ -32,8 +32,11 @@ def account_for(directory: Location, run: RunInfo) -> None:
     if PART_LABEL not in run.labels:
         run.notes += notes_on_missing_ranks(run)
     run.notes += notes_on_lost_events(directory, run)
+    # Each may be a job of its own that numbers its ranks from 0.
+    several_roles = len({info.role for info in run.ranks}) > 1
     for info in run.ranks:
-        who = f"rank {info.rank}" + (f" (attempt {info.attempt})" if len(attempts) > 1 else "")
+        who = f"rank {info.rank}" + (f" of {info.role}" if several_roles and info.role else "")
+        who += f" (attempt {info.attempt})" if len(attempts) > 1 else ""
         if info.status == "killed":
             run.notes.append(f"{who} ended without closing its trace{_ending_of(info)}")
         if info.lost_bytes:

@@ -59,6 +59,9 @@ class GroupInfo:
         ranks: Its members' global ranks; empty if unknown.
         timeout_ms: Timeout of its collectives; None if unknown.
         size: How many members it has, where `ranks` does not say; None if unknown.
+        store: Address at which its members met, where that is not the `RankInfo.store` of their
+            job: processes of other jobs may be members, and `ranks` is what the job registered.
+        place: This process's place among the members of such a group.
     """
 
     name: str
@@ -67,6 +70,8 @@ class GroupInfo:
     ranks: tuple[int, ...]
     timeout_ms: int | None = None
     size: int | None = None
+    store: str | None = None
+    place: int | None = None
 
 
 @dataclass
@@ -76,6 +81,9 @@ class RankInfo:
     Attributes:
         rank: Global rank.
         segment: Base name of the process's files in the trace directory.
+        role: What the process does, in a job of several roles; None if the job does not say.
+        store: Address at which the ranks of the default process group met; None if unknown. It
+            differs for jobs that run beside each other.
         status: ``running``, ``complete``, or ``killed`` (ended without closing its trace).
         flushed: Whether the process has left its process groups and recorded nothing since that is
             not written: if it ends or is replaced by `exec`, its trace is complete.
@@ -113,6 +121,8 @@ class RankInfo:
     rank: int
     segment: str
     world_size: int = 1
+    role: str | None = None
+    store: str | None = None
     local_rank: int | None = None
     attempt: int = 0
     pid: int | None = None
@@ -243,10 +253,9 @@ def _group_to_json(
         "description": group.description,
         "backend": group.backend,
     }
-    if group.timeout_ms is not None:
-        own["timeout_ms"] = group.timeout_ms
-    if group.size is not None:
-        own["size"] = group.size
+    for name in ("timeout_ms", "size", "store", "place"):
+        if getattr(group, name) is not None:
+            own[name] = getattr(group, name)
     if member_tables is None:
         return {**own, "ranks": group.ranks}
     return {**own, "member_table": _index(member_tables, tuple(group.ranks))}
@@ -306,8 +315,9 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
         raise ValueError(f"segment {info.segment!r:.80}")
     if not isinstance(info.clock, dict) or not isinstance(info.errors, list):
         raise TypeError("clock or errors")
-    if not isinstance(info.native_missing, (str, type(None))):
-        raise TypeError("native_missing")
+    for word in ("native_missing", "role", "store"):
+        if not isinstance(getattr(info, word), (str, type(None))):
+            raise TypeError(word)
     if info.cost is not None:
         for key in ("ratio", "low", "high", "steps"):
             float(info.cost[key])
@@ -343,19 +353,20 @@ def _group_from_json(
         members = _members_from_json(value["ranks"])
     else:
         members = member_tables[value["member_table"]]
-    timeout = value.get("timeout_ms")
-    if timeout is not None and (type(timeout) is not int or not 0 <= timeout <= _MAX_COUNT):
-        raise ValueError(f"timeout {timeout!r:.40}")
-    size = value.get("size")
-    if size is not None and (type(size) is not int or not 0 <= size <= _MAX_COUNT):
-        raise ValueError(f"size {size!r:.40}")
+    for name in ("timeout_ms", "size", "place"):
+        number = value.get(name)
+        if number is not None and (type(number) is not int or not 0 <= number <= _MAX_COUNT):
+            raise ValueError(f"{name} {number!r:.40}")
+    store = value.get("store")
     return GroupInfo(
         name=str(value["name"]),
         description=str(value["description"]),
         backend=str(value["backend"]),
         ranks=members,
-        timeout_ms=timeout,
-        size=size,
+        timeout_ms=value.get("timeout_ms"),
+        size=value.get("size"),
+        store=None if store is None else str(store),
+        place=value.get("place"),
     )
 
 

@@ -313,7 +313,7 @@ def test_sql_over_every_table(build, duckdb):
     # This trace has no counters and no single operators; tests of counters and of imported
     # profiles have them.
     without = {"counters", "kernels", "operators", "launches", "streams", "copies"}
-    without |= {"hta_queue_length", "hta_copy_bandwidth", "nccl_events", "all_to_all"}
+    without |= {"hta_queue_length", "hta_copy_bandwidth", "nccl_events", "all_to_all", "roles"}
     without |= {"connections"}
     for table in TABLES:
         result = _run(query, path, f"SELECT count(*) AS n FROM {table}", "--format", "json")

@@ -6,9 +6,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.connections.job_store import meeting_address
 from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 from ddltrace.tracer.trace.run_info import GroupInfo
 
@@ -208,8 +209,16 @@ class Groups:
         return group
 
     def _info(self, process_group: Any, group: Group) -> GroupInfo:
+        import torch.distributed as dist
+
         description = self._described.get(process_group) or process_group.group_desc
-        return GroupInfo(group.name, description, process_group.name(), group.ranks)
+        info = GroupInfo(group.name, description, process_group.name(), group.ranks)
+        store = meeting_address(process_group)
+        if store in {None, meeting_address(dist.group.WORLD)}:
+            return info
+        # It can have members of other jobs, to whom the ranks of this one mean nothing.
+        own, size = process_group.rank(), process_group.size()
+        return replace(info, size=size, store=store, place=own)
 
     def _ranks_of_outer(self, process_group: Any) -> tuple[int, ...]:
         """The ranks of an unregistered group: those of the outer group that it works for."""
