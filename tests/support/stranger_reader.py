@@ -275,6 +275,11 @@ class Trace:
         transfers, helds = union(transfer), union(held)
         return without(without(helds, transfers), union(unknown)), transfers, helds
 
+    def is_joined(self, rank: Rank) -> bool:
+        """Whether the release of any of its messages is known; without messages, there is none."""
+        releases = [self.releases[rank.number, row["id"]] for row in rank.in_flight]
+        return not releases or any(release is not None for release in releases)
+
     def step_span(self, number: int) -> tuple[int, int]:
         spans = [rank.steps[number] for rank in self.ranks.values() if number in rank.steps]
         return min(start for start, _ in spans), max(end for _, end in spans)
@@ -341,7 +346,9 @@ class Trace:
             "exposed_comm_share": ratio(sums["exposed"], wall),
             "copy_share": ratio(sums["copy"], wall),
             "idle_share": ratio(wall - sums["work"], wall),
-            "sync_overhead_share": ratio(sums["sync"], wall),
+            "sync_overhead_share": ratio(sums["sync"], wall)
+            if all(map(self.is_joined, self.ranks.values()))
+            else None,
             "update_overhead_share": ratio(sums["update"], wall),
             "data_share": ratio(sums["data"], wall),
             "steps": len(steady),
@@ -380,8 +387,8 @@ class Trace:
                     "exposed_comm_us": (length(rank.communication) - overlap) / 1e3,
                     "copy_us": length(rank.copies) / 1e3,
                     "idle_us": (span - length(work)) / 1e3,
-                    "wait_us": length(waiting) / 1e3,
-                    "transfer_us": length(transfer) / 1e3,
+                    "wait_us": length(waiting) / 1e3 if self.is_joined(rank) else None,
+                    "transfer_us": length(transfer) / 1e3 if self.is_joined(rank) else None,
                     "host_wait_us": length(rank.blocked) / 1e3,
                     "data_us": length(rank.data) / 1e3,
                     "update_us": length(rank.update) / 1e3,

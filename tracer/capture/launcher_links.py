@@ -32,6 +32,7 @@ _PURPOSE: Final = "switch"
 _CONNECT_TIMEOUT_S: Final = 20.0
 _ANSWER_TIMEOUT_S: Final = 10.0
 _ORDER_TIMEOUT_S: Final = 25.0
+_STOP_TIMEOUT_S: Final = 1.0
 
 Fault = Callable[[str, Exception], None]
 
@@ -83,6 +84,7 @@ class Hub:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
+        self._closed = threading.Event()
         self._leaders: dict[int, tuple[socket.socket, threading.Lock]] = {}
         self._listeners = [self._listen(LOOPBACK)]
         with contextlib.suppress(OSError):  # it has no other address
@@ -91,6 +93,19 @@ class Hub:
 
     def run(self) -> None:
         """Publishes the addresses and accepts connections until stopped."""
+        try:
+            if self._publish():
+                self._selector.register(self._wake, selectors.EVENT_READ)
+                while self._serve():
+                    pass
+        finally:  # not in `stop`: this thread may be reading from them
+            for listener in self._listeners:
+                with contextlib.suppress(OSError, KeyError, ValueError):
+                    listener.close()
+            self._closed.set()
+
+    def _publish(self) -> bool:
+        """Says in the job's store where this rank listens; returns whether the store was there."""
         record = {
             "version": metadata.version("ddltrace"),
             "host": host_identity(),
@@ -102,33 +117,33 @@ class Hub:
         except Exception as error:
             if not is_of_ended_store(error):
                 raise
-            return
+            return False
         finally:
             # This connection must not outlive the store's server.
             self._store = None
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        while True:
-            waits = [w for listener in self._listeners if (w := listener.patience_s()) is not None]
-            for key, _ in self._selector.select(min(waits, default=None)):
-                if key.fileobj is self._wake:
-                    return
-                key.data.attend(key.fileobj)
-            for listener in self._listeners:
-                listener.expire()
-                for rank, connection in listener.taken():
-                    serve = quiet(partial(self._welcome, rank, connection), self._fault)
-                    threading.Thread(target=serve, name="ddltrace-order", daemon=True).start()
+        return True
+
+    def _serve(self) -> bool:
+        """Waits for connections and accepts them; returns whether to continue."""
+        waits = [w for listener in self._listeners if (w := listener.patience_s()) is not None]
+        for key, _ in self._selector.select(min(waits, default=None)):
+            if key.fileobj is self._wake:
+                return False
+            key.data.attend(key.fileobj)
+        for listener in self._listeners:
+            listener.expire()
+            for rank, connection in listener.taken():
+                serve = quiet(partial(self._welcome, rank, connection), self._fault)
+                threading.Thread(target=serve, name="ddltrace-order", daemon=True).start()
+        return True
 
     def stop(self, timeout_s: float) -> None:
         """Ends all connections."""
-        del timeout_s
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
         for connection, _ in list(self._leaders.values()):
             shut(connection)
-        for listener in self._listeners:
-            with contextlib.suppress(OSError, KeyError, ValueError):
-                listener.close()
+        self._closed.wait(min(timeout_s, _STOP_TIMEOUT_S))
 
     def close_after_fork(self) -> None:
         """In a forked child: closes its copies of the sockets, which belong to the parent."""

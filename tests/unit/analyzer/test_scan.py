@@ -25,6 +25,10 @@ def flat(value):
         return {field.name: flat(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [flat(part) for part in value]
+    if isinstance(value, dict):
+        return {key: flat(part) for key, part in value.items()}
+    if isinstance(value, float) and np.isnan(value):
+        return None  # equals itself
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 

@@ -128,7 +128,7 @@ def numbers_in_text(text):
 
 
 def numbers_in_path_table(text):
-    table = text[text.index("On the critical path of a step") :]
+    table = text[text.index("On the critical path of a step") :].partition("\n\n")[0]
     for name, time, share in re.findall(r"^  (\w+) +([\d.]+ \S+) +([\d.]+ %)  #", table, re.M):
         yield f"{name} on the critical path", share
         yield f"{name} on the critical path, time", time
