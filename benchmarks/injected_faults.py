@@ -1,6 +1,6 @@
 """Whether faults that are put into real jobs are found, by the report and by live metrics.
 
-    python benchmarks/injected_faults.py --jobs 48 --seed 1
+    python benchmarks/injected_faults.py --jobs 18 --seed 11
 
 Each job trains under DDP with 4 to 16 ranks. A seed chooses how many ranks are late (one; two at
 once; one and then another), where (data, forward, backward, optimizer, host code) and why: a sleep,
@@ -185,7 +185,7 @@ def _job(chance: random.Random, work: str, pattern: str) -> Job:
 def main() -> None:
     """Runs the jobs and prints what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=48)
+    parser.add_argument("--jobs", type=int, default=18)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     totals: Counter[str] = Counter()
