@@ -14,13 +14,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from synthetic import Shape, write_trace
 
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
@@ -200,7 +202,7 @@ def visiting(
         page.set_default_timeout(600_000)
         selectors = json.dumps([FIRST_PICTURE, EVERY_EVENT, FINDINGS, FIGURE])
         page.add_init_script(_WATCH.replace("SELECTORS", selectors))
-        with dashboard_of(path) as (server, began, url):
+        with dashboard_of(path) as (server, began, url), summed_memory(server.pid) as whole:
             print(f"  {when}:")
 
             def reached(what: str, selector: str | None = None) -> None:
@@ -211,7 +213,8 @@ def visiting(
                 now, peak = memory(server.pid)
                 print(
                     f"    {what} after {at - began:.1f} s ({cpu_seconds(server.pid):.1f} s of "
-                    f"CPU), {now:.2f} GB (peak {peak:.2f})",
+                    f"CPU), {now:.2f} GB (peak {peak:.2f}), with all its processes at most "
+                    f"{max(whole, default=0.0):.2f} GB",
                     flush=True,
                 )
 
@@ -295,6 +298,39 @@ def memory(pid: int) -> tuple[float, float]:
     kilobytes = (int(fields[name].split()[0]) for name in ("VmRSS", "VmHWM"))
     now, peak = (value / (1 << 20) for value in kilobytes)
     return now, peak
+
+
+@contextmanager
+def summed_memory(pid: int) -> Iterator[list[float]]:
+    """The memory of a process and those below it, in GB, read ten times a second.
+
+    A page that several processes have mapped counts in equal parts for each (PSS).
+    """
+    sums: list[float] = []
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.wait(0.1):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                found = [process, *process.children(recursive=True)]
+                sums.append(sum(map(shared_fairly, found)) / (1 << 30))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield sums
+    finally:
+        ended.set()
+        reader.join()
+
+
+def shared_fairly(process: psutil.Process) -> int:
+    """The proportional set size of a process, in bytes; 0 if it has ended."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0
 
 
 # When an element of each kind was first visible, in milliseconds since 1970.

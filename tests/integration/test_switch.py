@@ -31,6 +31,7 @@ from support.sampling import sampled
 import ddltrace
 from ddltrace.tracer.trace.run_files import read_sidecars
 from ddltrace.tracer.trace.run_reader import read_run
+from ddltrace.tracer.trace.schema import GARBAGE_COLLECTION
 
 WAYS = ["ddp", "communication hook", "gradient hooks", "fsdp", "two models", "compiled"]
 WINDOWS = (*range(4, 8), *range(11, 16))
@@ -44,7 +45,7 @@ Contents = dict[tuple[int, int | None], Counter[tuple[str, ...]]]
 
 
 def contents(trace: Path) -> Contents:
-    """What was recorded of each step on each rank, but for times."""
+    """What was recorded of each step on each rank, but for times and garbage collections."""
     found: Contents = defaultdict(Counter)
     opened = ddltrace.open(trace)
     for rank in opened.ranks:
@@ -52,7 +53,8 @@ def contents(trace: Path) -> Contents:
         names = [name for name in NAMES if name in events.column_names]
         columns = [events[name].to_pylist() for name in names]
         for step, *values in zip(events["step"].to_pylist(), *columns, strict=True):
-            found[rank, step][tuple(map(str, values))] += 1
+            if GARBAGE_COLLECTION not in values:
+                found[rank, step][tuple(map(str, values))] += 1
     return found
 
 

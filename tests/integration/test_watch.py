@@ -114,6 +114,7 @@ def test_a_real_prometheus_answers_what_the_dashboard_asks(tmp_path: Path) -> No
         memory_bytes={0: 1e9},
         busbw={("all_reduce", "64 KiB"): 1e9},
         straggler=Straggler(1, "data", 0.1),
+        goodput={"training": 0.9, "other": 0.1},
         alerts=(Alert("hang", (0,), "x"),),
     )
     server.start()
