@@ -21,6 +21,7 @@ from ddltrace.analyzer.report.warnings import (
 from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_new_file
+from ddltrace.tracer.peak_option import peak_option
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
@@ -139,12 +140,8 @@ Examples:
     help="Memory that the analyzed steps may take, about: if they need more, they are analyzed in "
     "ranges, whose results are merged.  [default: 4GiB]",
 )
-@click.option(
-    "--peak-tflops",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="NUMBER",
-    help="Peak of each rank's device in 10^12 floating-point operations per second, for the "
-    "job's element type: gives the model FLOPS utilization (mfu) of a trace with level op.",
+@peak_option(
+    "the job's element type: gives the model FLOPS utilization (mfu) of a trace with level op"
 )
 @communication_kernels_option
 @engine_options

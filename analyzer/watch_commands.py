@@ -15,6 +15,7 @@ from ddltrace.tracer.alert_expression import QUANTITIES, parse_limit
 from ddltrace.tracer.connections.metric_targets import Collector, parse_target
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.next_command import say
+from ddltrace.tracer.peak_option import peak_option
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.metrics.alert_rules import AlertRules
@@ -67,12 +68,7 @@ Quantities of alerts, of the steps of the last 15 seconds:
     metavar="SECONDS",
     help="Time between two looks at the trace.",
 )
-@click.option(
-    "--peak-tflops",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="NUMBER",
-    help="Peak of each rank's device in 10^12 floating-point operations per second, for mfu.",
-)
+@peak_option("mfu")
 @click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")
 def watch(  # noqa: PLR0917 - click passes one argument for each option
     directory: Path,

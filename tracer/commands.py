@@ -30,6 +30,7 @@ from ddltrace.tracer.nccl.event_kinds import DIRECTORY_VARIABLE
 from ddltrace.tracer.next_command import print_next_command, say
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_apart
+from ddltrace.tracer.peak_option import peak_option
 from ddltrace.tracer.plugin_option import plugin_option
 from ddltrace.tracer.storage.location import PART_PREFIX, Location
 from ddltrace.tracer.storage.location_type import LocationType
@@ -171,13 +172,7 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     help="Print a line when a limit is passed, such as 'wait_share>20% for 50 steps', and for "
     "dead ranks and hangs; repeat it. The help of the command watch lists the quantities.",
 )
-@click.option(
-    "--peak-tflops",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="NUMBER",
-    help="Peak of each rank's device in 10^12 floating-point operations per second, for the metric "
-    "mfu.",
-)
+@peak_option("the metric mfu")
 @click.option(
     "--force", is_flag=True, help="Overwrite an existing trace: its files, and no others."
 )

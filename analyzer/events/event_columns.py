@@ -7,7 +7,7 @@ is never a valid value of these columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
@@ -153,6 +153,20 @@ class Columns:
         # Combining copies, even a single chunk.
         column = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
         return column if rows is None else column.take(pa.array(rows))
+
+
+def named(
+    columns: Columns, is_wanted: Callable[[str], object], rows: IntArray | None = None
+) -> BoolArray:
+    """Which events' names fulfil a condition, which is asked once for each name.
+
+    Args:
+        columns: The events.
+        is_wanted: The condition; an event without a name does not fulfil it.
+        rows: The events to look at; None for all.
+    """
+    codes, names = (columns.name, columns.names) if rows is None else columns.codes("name", rows)
+    return np.array([*(bool(is_wanted(name)) for name in names), False])[codes]
 
 
 def distinct(values: IntArray) -> IntArray:

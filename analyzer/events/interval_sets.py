@@ -77,6 +77,8 @@ class Growing:
     def add(self, start: Times, end: Times) -> None:
         """Adds intervals, which may overlap and stand in any order."""
         part = union(start, end)
+        if not len(part.start):
+            return  # parts without intervals would be collected and never merged
         self._fresh.append(part)
         self._waiting += len(part.start)
         # Merging only when the number has doubled keeps the total cost linear.

@@ -7,7 +7,6 @@ call that launched it. The call is identified by this start and by its name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -16,9 +15,9 @@ from ddltrace.analyzer.events.event_columns import (
     KIND,
     NULL,
     NULL_NS,
-    BoolArray,
     Columns,
     IntArray,
+    named,
 )
 
 _RUNTIME_CALL: Final = re.compile(r"(?:cuda|cu|hip|musa|xpu|ur)[A-Z]\w*$")
@@ -35,12 +34,6 @@ def is_runtime_call(name: str) -> bool:
 def is_python_call(name: str) -> bool:
     """Whether a host event is a Python function that the profiler recorded (``with_stack``)."""
     return _PYTHON_CALL.match(name) is not None
-
-
-def named(columns: Columns, is_wanted: Callable[[str], object]) -> BoolArray:
-    """Which rows' names fulfil a condition, which is asked once for each name."""
-    wanted = [bool(is_wanted(name)) for name in columns.names]
-    return np.array([*wanted, False])[columns.name]
 
 
 def launches_of(columns: Columns) -> IntArray:

@@ -22,6 +22,7 @@ from ddltrace.analyzer.events.event_columns import (
     Gathered,
     IntArray,
     distinct,
+    named,
 )
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
 from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
@@ -171,17 +172,16 @@ class RankScanner:
         launched = columns.ints("enqueue_ns", null=NULL_NS)[work] != NULL_NS
         steps, counts = np.unique(columns.step[work[launched]], return_counts=True)
         self._launches.update(dict(zip(steps.tolist(), counts.tolist(), strict=True)))
+        rows = columns.rows("data")
         for name in _BATCH_SIZES:
-            rows = columns.rows("data")
             self._add_amounts(name, columns.step[rows], columns.ints(name, rows))
         rows = columns.rows("host")
         rows = rows[columns.ints("flops", rows) != NULL]
         self._add_amounts("flops", columns.step[rows], columns.ints("flops", rows))
-        rows = columns.rows("marker")
-        codes, names = columns.codes("name", rows)
-        rows = rows[np.array([*(name == GARBAGE_COLLECTION for name in names), False])[codes]]
+        markers = columns.rows("marker")
+        rows = markers[named(columns, GARBAGE_COLLECTION.__eq__, markers)]
         self._add_amounts("gc_ns", columns.step[rows], columns.end[rows] - columns.start[rows])
-        self._add_regions(columns)
+        self._add_regions(columns, markers[named(columns, _is_region, markers)])
         rows = columns.rows("gradient")
         counts, tensors = columns.lists("tensors", rows)
         self._gradient_time.add(np.repeat(start[rows], counts))
@@ -197,13 +197,10 @@ class RankScanner:
         for number, value in zip(numbers.tolist(), sums.tolist(), strict=True):
             found[number] = found.get(number, 0.0) + value
 
-    def _add_regions(self, columns: Columns) -> None:
-        rows = columns.rows("marker")
+    def _add_regions(self, columns: Columns, rows: IntArray) -> None:
         codes, names = columns.codes("name", rows)
-        known = [name == EVALUATION or name.startswith(CHECKPOINT) for name in names]
-        chosen = np.array([*known, False])[codes]
         lanes: list[str | None] = [*columns.lanes, None]
-        for row, code in zip(rows[chosen].tolist(), codes[chosen].tolist(), strict=True):
+        for row, code in zip(rows.tolist(), codes.tolist(), strict=True):
             times = int(columns.start[row]), int(columns.end[row])
             lane = lanes[columns.lane[row]]
             self._regions.append((names[code], *times, int(columns.step[row]), lane))
@@ -255,6 +252,10 @@ class RankScanner:
         )
 
 
+def _is_region(name: str) -> bool:
+    return name == EVALUATION or name.startswith(CHECKPOINT)
+
+
 def _training_lane(columns: Columns, waits: Waits) -> str | None:
     """The thread with the most steps, else `main`."""
     lanes = columns.lane[columns.rows("step")]
@@ -266,8 +267,7 @@ def _training_lane(columns: Columns, waits: Waits) -> str | None:
 
 def _updated(columns: Columns) -> IntArray:
     rows = columns.rows("phase")
-    codes, names = columns.codes("name", rows)
-    is_update = np.array([*(name == "optimizer" for name in names), False])[codes]
+    is_update = named(columns, "optimizer".__eq__, rows)
     return distinct(columns.step[rows[is_update & (columns.step[rows] != NULL)]])
 
 

@@ -14,12 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import KIND, NULL, BoolArray, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import KIND, NULL, BoolArray, Columns, IntArray, named
 from ddltrace.analyzer.events.launches import (
     is_python_call,
     is_runtime_call,
     launches_of,
-    named,
 )
 
 FIRST_CORRELATION: Final = 1 << 16

@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    KIND,
+    NULL,
+    NULL_NS,
+    Columns,
+    IntArray,
+    distinct,
+    named,
+)
 from ddltrace.analyzer.events.launches import (
     is_python_call,
     is_runtime_call,
     launches_of,
-    named,
 )
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, named
 from ddltrace.analyzer.events.interval_sets import Growing, Spans, merge
 from ddltrace.analyzer.measures.goodput import shares_of, spans_of
 from ddltrace.tracer.trace.schema import CHECKPOINT_SAVE, EVALUATION
@@ -46,15 +46,13 @@ class ProcessTime:
         self._add_steps(columns)
         rows = columns.rows("marker")
         rows = rows[columns.end[rows] != NULL_NS]
-        codes, names = columns.codes("name", rows)
-        lanes = [*columns.lanes, ""]
-        for row, code in zip(rows.tolist(), codes.tolist(), strict=True):
-            name = "" if code == NULL else names[code]
-            times = columns.start[[row]], columns.end[[row]]
-            if name == EVALUATION:
-                self._parts["evaluation"].add(*times)
-            elif name.startswith(CHECKPOINT_SAVE) and lanes[columns.lane[row]] == self._lane:
-                self._parts["checkpoint"].add(*times)
+        saves = rows[named(columns, lambda name: name.startswith(CHECKPOINT_SAVE), rows)]
+        leads = np.array([*(lane == self._lane for lane in columns.lanes), False])
+        for part, its in (
+            ("evaluation", rows[named(columns, EVALUATION.__eq__, rows)]),
+            ("checkpoint", saves[leads[columns.lane[saves]]]),
+        ):
+            self._parts[part].add(columns.start[its], columns.end[its])
 
     def _add_steps(self, columns: Columns) -> None:
         rows = columns.rows("step")

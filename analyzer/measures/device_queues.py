@@ -24,10 +24,11 @@ from ddltrace.analyzer.events.event_columns import (
     Columns,
     IntArray,
     distinct,
+    named,
     places_by_value,
 )
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
-from ddltrace.analyzer.events.launches import launches_of, named
+from ddltrace.analyzer.events.launches import launches_of
 from ddltrace.analyzer.events.stream_gaps import (
     HTA_FIRST_LABEL,
     KERNEL_WAIT_US,

@@ -36,10 +36,11 @@ from ddltrace.analyzer.events.event_columns import (
     Columns,
     FloatArray,
     IntArray,
+    named,
     places_by_value,
 )
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
-from ddltrace.analyzer.events.launches import launches_of, named
+from ddltrace.analyzer.events.launches import launches_of
 from ddltrace.analyzer.events.stream_gaps import HTA_FIRST_LABEL, KERNEL_WAIT_US, stream_gaps
 from ddltrace.analyzer.formatting.terminal import Section, TextTable
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable

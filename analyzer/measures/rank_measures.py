@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray, places_by_value
+from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Spans,
@@ -38,7 +38,7 @@ from ddltrace.analyzer.measures.keyed_sums import KeyedSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, derived
 from ddltrace.analyzer.measures.path_parts import CopyTimes
 from ddltrace.analyzer.measures.steps import Steps, in_steps
-from ddltrace.analyzer.measures.throughput import rates_of_ranks
+from ddltrace.analyzer.measures.throughput import rates_of_ranks, sums_of_ranks
 from ddltrace.tracer.trace.schema import CLOCKS
 
 AMOUNTS: Final = {"samples": 0.0, "tokens": 0.0, "flops": np.nan}
@@ -537,11 +537,8 @@ def _times(values: Sequence[float | None]) -> list[float | None]:
 
 def _with_rates(whole: Whole) -> tuple[RankRow, ...]:
     samples, tokens = rates_of_ranks(whole, "samples"), rates_of_ranks(whole, "tokens")
-    rank, gc_ns = whole.rank_steps["rank"][whole.window], whole.rank_steps[_GC][whole.window]
     collecting = {
-        number: float(gc_ns[places].sum()) / 1e3
-        for number, places in places_by_value(rank.astype(np.int64))
-        if not np.isnan(gc_ns[places]).any()
+        rank: ns / 1e3 for rank, ns in sums_of_ranks(whole, _GC).items() if not np.isnan(ns)
     }
     return tuple(
         replace(

@@ -15,13 +15,23 @@ def rates_of_ranks(whole: Whole, column: str) -> dict[int, float]:
         whole: All steps.
         column: ``samples`` or ``tokens``.
     """
-    rank, amount, wall = (_counted(whole, name) for name in ("rank", column, "wall_ns"))
-    found = {}
-    for number, places in places_by_value(rank.astype(np.int64)):
-        total, ns = float(amount[places].sum()), float(wall[places].sum())
-        if total > 0 and ns > 0:
-            found[number] = total / ns * 1e9
-    return found
+    walls = sums_of_ranks(whole, "wall_ns")
+    return {
+        rank: total / walls[rank] * 1e9
+        for rank, total in sums_of_ranks(whole, column).items()
+        if total > 0 and walls[rank] > 0
+    }
+
+
+def sums_of_ranks(whole: Whole, column: str) -> dict[int, float]:
+    """Rank -> the sum over its steady steps; NaN if it is not known of one of them.
+
+    Args:
+        whole: All steps.
+        column: A column of `rank_steps`.
+    """
+    values, ranks = _counted(whole, column), _counted(whole, "rank").astype(np.int64)
+    return {rank: float(values[places].sum()) for rank, places in places_by_value(ranks)}
 
 
 def flops_per_step(whole: Whole) -> float | None:
@@ -40,7 +50,12 @@ def flops_utilization(whole: Whole) -> float | None:
     walls = _counted(whole, "wall_ns")
     if flops is None or peak is None or not len(walls):
         return None
-    return flops / (float(walls.mean()) / 1e9) / (peak * 1e12)
+    return utilization(flops, float(walls.mean()) / 1e9, peak)
+
+
+def utilization(flops: float, step_s: float, peak_tflops: float) -> float:
+    """The share of the peak at which a device computes a step of some operations."""
+    return flops / step_s / (peak_tflops * 1e12)
 
 
 def _counted(whole: Whole, column: str) -> FloatArray:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ddltrace.analyzer.measures.throughput import utilization
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.errors import DdltraceError
 
@@ -127,7 +128,7 @@ def _measured(facts: Readings, analysis: Analysis, peak_tflops: float | None) ->
     flops = max(summary.flops_per_step or 0.0, facts.flops_per_step or 0.0) or None
     mfu = None
     if flops is not None and peak_tflops is not None:
-        mfu = flops / rank_step_s / (peak_tflops * 1e12)
+        mfu = utilization(flops, rank_step_s, peak_tflops)
     quantities = {
         "step_seconds": summary.step_us.mean / 1e6,
         "wait_seconds": wait_s,

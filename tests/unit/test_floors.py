@@ -93,6 +93,7 @@ ORDER = {
             "next_command",
             "optional_packages",
             "owner_access",
+            "peak_option",
             "plugin_option",
             "output_directory",
             "alert_expression",
