@@ -116,11 +116,11 @@ def wait_for(trace: Path, ranks: int, job: subprocess.Popen[str]) -> None:
     raise AssertionError("the ranks do not take orders")
 
 
-def wait_until_off(trace: Path, step: int) -> None:
-    """Waits until all ranks have recorded the range that begins with a step."""
+def wait_until_off(trace: Path, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
+    """Waits until the ranks have recorded the range that begins with a step."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        infos = read_sidecars(trace, [])
+        infos = [info for info in read_sidecars(trace, []) if info.rank in ranks]
         if all(info.is_off and info.windows[-1]["first"] == step for info in infos):
             time.sleep(2)  # the profiler's rows are read in the background
             return
@@ -179,7 +179,7 @@ def test_orders_reach_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         first = answer("on", "trace", "--steps", "5", cwd=tmp_path)
         assert first == {"step": first["step"], "ranks": [0, 1], "missing": [], "reasons": {}}
         assert first["step"] > 0
-        time.sleep(1)
+        wait_until_off(trace, first["step"])
         second = answer("on", str(job.pid), "--level", "comm", cwd=tmp_path)
         third = answer("level", "trace", "layer", cwd=tmp_path)
         fourth = answer("off", "trace", cwd=tmp_path)
@@ -188,7 +188,7 @@ def test_orders_reach_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         assert one.status == 1
         partial = json.loads(one.stdout)
         assert (partial["ranks"], partial["missing"]) == ([1], [7])
-        time.sleep(1)
+        wait_until_off(trace, partial["step"], (1,))
         of_operators = answer("on", "trace", "--level", "op", "--steps", "4", cwd=tmp_path)
         wait_until_off(trace, of_operators["step"])
     both = [
