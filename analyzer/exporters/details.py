@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = (
     *("step", "phase", "op", "group", "seq", "peer", "tag", "bytes", "out_bytes", "wire_bytes"),
-    *("dtype", "status", "clock", "shapes", "samples", "tokens", "flops"),
+    *("dtype", "status", "clock", "seam", "shapes", "samples", "tokens", "flops"),
 )
 _MAX_TENSORS: Final = 64
 BATCH: Final = 1 << 16

@@ -175,6 +175,7 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
         ("Shapes of inputs", "shapes"),
         ("Status", "status"),
         ("Times from", "clock"),
+        ("Seen by", "seam"),
     ):
         if row[column] is not None:
             facts.append((label, printable(row[column])))

@@ -240,7 +240,7 @@ def test_remote_calls_without_a_process_group(tmp_path: Path) -> None:
     job = Recorded(tmp_path / "trace")
     assert job.info.notes == []
     calls = job.messages(0, "calls")
-    assert set(calls.op) == {"rpc"}
+    assert set(calls.op) == set(calls.seam) == {"rpc"}
     assert set(calls.peer) == {1}
     # Synchronous, asynchronous, an operator, a script, remote and what it needs, a fetch, one
     # that fails over there, one with a callback.

@@ -36,6 +36,8 @@ def test_calls_of_other_libraries_are_messages(tmp_path: Path) -> None:
         flashinfer = f"FlashInfer{alone}"
         user_buffers = f"Transformer Engine user buffers{alone}"
         one_shot, gather = "symm_mem.one_shot_all_reduce", "symm_mem.multimem_all_gather_out"
+        seams = [row["seam"] for row in sorted(rows, key=lambda row: row["enqueue_ns"])]
+        assert [found[i][0] for i, seam in enumerate(seams) if seam != "library"] == ["all_reduce"]
         assert found == [
             (one_shot, "all_reduce", group, 0, 400, 400, "host"),
             (gather, "all_gather", group, 1, 400, 800, "host"),

@@ -78,6 +78,7 @@ def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int)
         assert_frame_equal(found[SAME_OF_MESSAGES], expected[SAME_OF_MESSAGES])
         assert (found.start_ns >= found.enqueue_ns).all()
         assert (found.end_ns > found.start_ns).all()
+        assert set(found[found.name.str.startswith("bucket")].seam) == {"dispatcher"}
         # Of the memory of a bucket, but the job's own: it was waited for by the job.
         own = found[(found.op == "all_reduce") & ~found.name.str.startswith("bucket")]
         events = native.events(rank)

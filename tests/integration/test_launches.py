@@ -53,6 +53,8 @@ def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
         assert unwaited.sum() == 2
         assert set(found[~unwaited].status) == {"ok"}
         assert set(found[unwaited].status) == {"open"}
+        assert set(expected.seam) == {"dispatcher"}
+        assert set(found.seam) == {"dispatcher", "method"}
         assert "float16" not in set(found.dtype)  # tensors that only had a shape
         # What the job's hook sends is its parameter's, though a bucket has the same memory.
         reduced = found[found.op == "all_reduce"]

@@ -67,6 +67,7 @@ def test_one_that_hangs_in_its_own_code_is_seen(tmp_path: Path) -> None:
     found, _ = messages(tmp_path / "trace", 0)
     assert list(found.status) == ["ok", "ok", "open"]
     assert list(found.op) == ["all_reduce"] * 3
+    assert set(found.seam) == {"python group"}
     found, _ = messages(tmp_path / "trace", 1)
     assert list(found.status) == ["ok", "ok"]
 

@@ -188,7 +188,7 @@ class Rank:
 
         def make_known() -> None:
             op = ops[-1]
-            message = Message(0, op, "0", 0)
+            message = Message(0, op, "0", 0, "dispatcher")
             message.name, message.tensors, message.dtype = f"a {op}", [7, 8], "float32"
             place = self.known.add(message, self.group)
             assert place is not None

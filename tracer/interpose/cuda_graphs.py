@@ -121,7 +121,7 @@ class CudaGraphs:
                 number = group.next_collective()
             if recorder.paused:
                 continue
-            message = recorder.new_message(like.op, like.group, start)
+            message = recorder.new_message(like.op, like.group, start, "graph")
             for name in _COPIED:
                 setattr(message, name, getattr(like, name))
             message.seq = number

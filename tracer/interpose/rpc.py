@@ -127,7 +127,7 @@ class _Calls:
             self._waits.record(message, message.name, message.start_ns, end)
 
     def _begin(self, destination: Any) -> Message:
-        message = self._context.recorder.new_message("rpc", _GROUP, _now())
+        message = self._context.recorder.new_message("rpc", _GROUP, _now(), "rpc")
         if isinstance(destination, str):
             message.peer = self.ids.get(destination)
         else:

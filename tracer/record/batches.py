@@ -31,6 +31,7 @@ from ddltrace.tracer.trace.schema import (
     OPS,
     OWN_FIELDS,
     PHASES,
+    SEAMS,
     SHARED_FIELDS,
     STATUSES,
 )
@@ -68,6 +69,7 @@ _FIRST_WORDS: Final = {
     "op": OPS,
     "status": STATUSES,
     "clock": CLOCKS,
+    "seam": SEAMS,
 }
 
 _SITE_FIELDS: Final = ("kind", "name", "tensor", *SITE_NUMBERS)

@@ -55,6 +55,7 @@ class Message:
         op: str,
         group: str,
         enqueue_ns: int,
+        seam: str,
         *,
         step: int | None = None,
         phase: int = _OTHER,
@@ -74,6 +75,7 @@ class Message:
         self.dtype: str | None = None
         self.status = "open"
         self.clock: str | None = None
+        self.seam = seam
         self.buffer: int | None = None
         self.settle: Callable[[Message], None] | None = None
         self.slot = -1
@@ -363,7 +365,7 @@ class Recorder:
         return next(self._message_numbers)
 
     def new_message(
-        self, op: str, group: str, enqueue_ns: int, number: int | None = None
+        self, op: str, group: str, enqueue_ns: int, seam: str, number: int | None = None
     ) -> Message:
         """Registers a message that has just been handed to the communication library.
 
@@ -371,12 +373,13 @@ class Recorder:
             op: Public name of the operation.
             group: Name of its group.
             enqueue_ns: When it was launched.
+            seam: Where it was seen, one of `SEAMS`.
             number: Its `new_id`, if it has one already.
         """
         if number is None:
             number = self.new_id()
         message = Message(
-            number, op, group, enqueue_ns, step=self.step, phase=self._phase_stack[-1]
+            number, op, group, enqueue_ns, seam, step=self.step, phase=self._phase_stack[-1]
         )
         if len(self.open) + len(self.finished) < self.buffer_rows:
             self.open[number] = message

@@ -79,6 +79,16 @@ CLOCKS: Final = (
 )
 """What a message's times were read from."""
 
+SEAMS: Final = (
+    "dispatcher",  # a kernel of its c10d operator, in PyTorch's dispatcher
+    "method",  # a method of ProcessGroup, called by Python
+    "python group",  # a method of a process group that is written in Python
+    "library",  # a function or operator of symmetric memory or of another library
+    "rpc",  # a function of torch.distributed.rpc
+    "graph",  # the replay of the CUDA graph that it is part of
+)
+"""Where in PyTorch a message was seen."""
+
 
 def _coded(index: pa.DataType) -> pa.DictionaryType:
     return pa.dictionary(index, pa.string())
@@ -124,6 +134,7 @@ COLUMNS: Final = (
     Column("enqueue_ns", pa.int64(), "own"),
     Column("status", _coded(pa.int8()), "own"),
     Column("clock", _coded(pa.int8()), "own"),
+    Column("seam", _coded(pa.int8()), "shared"),
     Column("buffer", pa.int64(), "own"),
     Column("shapes", _coded(pa.int32())),
     Column("samples", pa.int64()),
@@ -134,7 +145,7 @@ COLUMNS: Final = (
 """Every column, in order. The recorder, the batches and the ring of repeated messages derive their
 fields of a message from these."""
 
-ADDED: Final = frozenset({"shapes", "clock", "buffer", "samples", "tokens", "flops"})
+ADDED: Final = frozenset({"shapes", "clock", "seam", "buffer", "samples", "tokens", "flops"})
 """Columns that older traces of this version lack; readers add them as nulls."""
 
 OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")

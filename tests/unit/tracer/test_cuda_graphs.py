@@ -43,7 +43,7 @@ class Graphs:
 
     def send(self, op: str, size: int, peer: int | None = None) -> None:
         """Launches a message into the stream that is captured."""
-        message = Message(-1, op, "0", 77)
+        message = Message(-1, op, "0", 77, "dispatcher")
         message.bytes, message.peer, message.tensors = size, peer, [4]
         self.graphs.add(message, self.group)
 
@@ -85,6 +85,7 @@ def test_a_capture_sends_nothing_and_each_replay_does(job: Graphs) -> None:
     ]
     for row in rows:
         assert (row["status"], row["end_ns"], row["clock"]) == ("ok", None, "graph")
+        assert row["seam"] == "graph"
         assert row["start_ns"] == row["enqueue_ns"] > 77
         assert row["tensors"] == [4]
     assert len({row["id"] for row in rows}) == 4

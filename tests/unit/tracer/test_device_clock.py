@@ -344,7 +344,7 @@ def test_a_message_that_is_no_longer_held_ends_where_its_stream_goes_on() -> Non
     timer = timer_of(machine, events, recorder)
     messages = message_timer_of(timer, recorder)
     timer.resolve()
-    message = recorder.new_message("all_gather", "0", machine.now_ns)
+    message = recorder.new_message("all_gather", "0", machine.now_ns, "dispatcher")
     messages.start(message, messages.mark())
     began = machine.now_ns
     machine.now_ns += 100_000
@@ -362,7 +362,7 @@ def test_a_device_that_fails_leaves_no_message_open() -> None:
     machine, recorder = Machine(), Recorder(100)
     timer = timer_of(machine, [], recorder)
     messages = message_timer_of(timer, recorder)
-    message = recorder.new_message("all_reduce", "0", machine.now_ns)
+    message = recorder.new_message("all_reduce", "0", machine.now_ns, "dispatcher")
     messages.end([message], messages.mark())
     timer.interval(recorder.site("kernel", "layer"), timer.mark())
     machine.now_ns += 1_000_000
@@ -393,7 +393,7 @@ def test_a_message_starts_when_the_device_comes_to_it_and_ends_when_told() -> No
     enqueued = machine.now_ns
     mark = messages.mark()
     assert mark is not None
-    message = recorder.new_message("all_reduce", "0", enqueued)
+    message = recorder.new_message("all_reduce", "0", enqueued, "dispatcher")
     messages.start(message, mark)
     events[0].passes_ns = enqueued + 800_000  # the device was busy until then
     machine.now_ns += 2_000_000
@@ -406,7 +406,7 @@ def test_a_message_starts_when_the_device_comes_to_it_and_ends_when_told() -> No
 def test_a_message_that_the_device_has_not_been_seen_to_reach_starts_at_its_launch() -> None:
     machine, recorder = Machine(), Recorder(100)
     messages = message_timer_of(timer_of(machine, [], recorder), recorder)
-    message = recorder.new_message("all_reduce", "0", machine.now_ns)
+    message = recorder.new_message("all_reduce", "0", machine.now_ns, "dispatcher")
     messages.start(message, messages.mark())
     recorder.complete(message, machine.now_ns + 1000, "gloo")
     assert message.start_ns == message.enqueue_ns
@@ -417,7 +417,7 @@ def test_a_message_without_a_handle_ends_when_the_device_has_passed_it() -> None
     events: list[Event] = []
     timer = timer_of(machine, events, recorder)
     messages = message_timer_of(timer, recorder)
-    message = recorder.new_message("all_reduce", "0", machine.now_ns)
+    message = recorder.new_message("all_reduce", "0", machine.now_ns, "dispatcher")
     mark = messages.mark()
     messages.end([message], mark)
     launched = machine.now_ns
@@ -437,6 +437,6 @@ def test_only_messages_of_the_timed_device_have_device_times() -> None:
     for index, is_timed in ((0, True), (1, False)):
         tensor: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
         assert messages.times(tensor) is is_timed
-    message = recorder.new_message("all_reduce", "0", machine.now_ns)
+    message = recorder.new_message("all_reduce", "0", machine.now_ns, "dispatcher")
     messages.end([message], None)
     assert recorder.finished == [message]  # not as if it hung

@@ -38,6 +38,7 @@ VALUES = {
     "enqueue_ns": 11,
     "status": "failed",
     "clock": "polling",
+    "seam": "method",
     "buffer": 4096,
     "tensors": [4, 2],
 }
@@ -53,12 +54,12 @@ def test_every_field_of_a_message_has_a_role() -> None:
     assert [column.name for column in COLUMNS] == EVENTS.names
     assert set(MESSAGE_FIELDS) == set(VALUES)
     assert set(OWN_FIELDS) | set(SHARED_FIELDS) | {"step", "phase"} == set(MESSAGE_FIELDS)
-    assert all(hasattr(Message(0, "send", "g", 1), name) for name in MESSAGE_FIELDS)
+    assert all(hasattr(Message(0, "send", "g", 1, "dispatcher"), name) for name in MESSAGE_FIELDS)
 
 
 def test_every_field_of_a_message_gets_into_its_row() -> None:
     recorder = Recorder(10)
-    message = recorder.new_message("send", "g", 1)
+    message = recorder.new_message("send", "g", 1, "dispatcher")
     recorder.open.clear()
     for name, value in VALUES.items():
         setattr(message, name, value)
@@ -71,7 +72,7 @@ def test_every_field_of_a_message_gets_into_its_row() -> None:
 
 def test_every_field_of_a_repeated_message_gets_into_its_row() -> None:
     recorder = Recorder(10)
-    pattern = Message(0, "send", "g", 1)
+    pattern = Message(0, "send", "g", 1, "dispatcher")
     for name in SHARED_FIELDS:
         setattr(pattern, name, VALUES[name])
     recorder.patterns.append(pattern)

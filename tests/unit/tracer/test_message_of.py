@@ -13,7 +13,7 @@ class Work:
 
 
 def message(number: int) -> Message:
-    return Message(number, "all_reduce", "0", 1)
+    return Message(number, "all_reduce", "0", 1, "dispatcher")
 
 
 def test_the_newest_are_held_until_their_callers_have_them() -> None:

@@ -55,7 +55,7 @@ def followed() -> Iterator[Followed]:
 
 
 def message(number: int) -> Message:
-    return Message(number, "all_gather", "0", 1)
+    return Message(number, "all_gather", "0", 1, "dispatcher")
 
 
 def until(true: Callable[[], bool]) -> None:

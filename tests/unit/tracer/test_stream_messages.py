@@ -76,7 +76,7 @@ class Device:
 
 
 def message(number: int, enqueue_ns: int, num_bytes: int = 8) -> Message:
-    made = Message(number, "all_gather", "0", enqueue_ns)
+    made = Message(number, "all_gather", "0", enqueue_ns, "dispatcher")
     made.out_bytes = num_bytes
     return made
 

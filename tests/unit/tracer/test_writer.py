@@ -44,10 +44,10 @@ def test_a_row_of_each_kind_comes_out_as_it_went_in() -> None:
     recorder.set_step(4, 5)
     recorder.enter_phase(2, 10)
     recorder.record("layer", "net.fc", 11, 19)
-    message = recorder.new_message("all_reduce", "0", 12)
+    message = recorder.new_message("all_reduce", "0", 12, "dispatcher")
     message.bytes, message.dtype, message.tensors, message.seq = 40, "float32", [3, 1], 7
     recorder.complete(message, 18, "gloo")
-    recorder.new_message("send", "0", 15)
+    recorder.new_message("send", "0", 15, "dispatcher")
     recorder.add_wait(14, 18, message.id, "w")
     rows = built(recorder).to_pylist()
     assert [(r["kind"], r["start_ns"], r["end_ns"], r["step"], r["phase"]) for r in rows] == [
@@ -69,7 +69,7 @@ def test_nothing_happened_is_no_batch() -> None:
 def test_an_open_message_is_shown_once_and_again_when_it_is_done() -> None:
     recorder = Recorder(10)
     builder = BatchBuilder(recorder.sites)
-    message = recorder.new_message("recv", "0", 1)
+    message = recorder.new_message("recv", "0", 1, "dispatcher")
     first = builder.build(recorder.take())
     assert first is not None
     assert first["status"].to_pylist() == ["open"]
@@ -89,7 +89,7 @@ def test_more_words_than_a_column_can_number_share_one() -> None:
     assert words.array().to_pylist()[codes[200]] == "(too many names)"
     recorder = Recorder(10_000)
     for number in range(300):
-        message = recorder.new_message(f"op-{number}", f"group-{number}", number)
+        message = recorder.new_message(f"op-{number}", f"group-{number}", number, "dispatcher")
         message.dtype = f"type-{number}"
     batch = built(recorder)
     assert batch["group"].to_pylist()[299] == "group-299"
@@ -142,7 +142,7 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
         "from ddltrace.tracer.trace.stream_writer import StreamWriter\n"
         "recorder = Recorder(10)\n"
         "recorder.record('layer', 'x', 1, 2)\n"
-        "recorder.new_message('send', 'g', 1)\n"
+        "recorder.new_message('send', 'g', 1, 'dispatcher')\n"
         f"stream = StreamWriter(Path({str(tmp_path / (SEGMENT + '.arrows'))!r}))\n"
         "stream.write(BatchBuilder(recorder.sites).build(recorder.take()))\n"
         "stream.close()\n"
@@ -223,7 +223,7 @@ def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted(
     assert stream.entered.wait(60)
     for number in range(1000):
         recorder.record("layer", "x", number, number + 1)
-    messages = [recorder.new_message("send", "0", n) for n in range(200)]
+    messages = [recorder.new_message("send", "0", n, "dispatcher") for n in range(200)]
     for message in messages:
         recorder.complete(message, 1000, "gloo")
     assert len(recorder.flat) <= 51 * 4
@@ -412,7 +412,7 @@ def test_rows_for_which_there_is_no_memory_wait_for_some(
         recorder.set_step(4, 0)
         for number in range(30):
             recorder.record("layer", "x", number, number + 1)
-        recorder.complete(recorder.new_message("send", "0", 1), 2, "gloo")
+        recorder.complete(recorder.new_message("send", "0", 1, "dispatcher"), 2, "gloo")
         recorder.add_wait(1, 2, 0, "send")
         writer.start()
         for _ in range(3):
@@ -527,8 +527,8 @@ def test_what_cannot_be_taken_for_want_of_memory_is_taken_later() -> None:
     recorder = Recorder(100)
     recorder.set_step(0, 1)
     recorder.record("layer", "x", 1, 2)
-    recorder.complete(recorder.new_message("send", "0", 1), 3, "gloo")
-    recorder.new_message("recv", "0", 2)
+    recorder.complete(recorder.new_message("send", "0", 1, "dispatcher"), 3, "gloo")
+    recorder.new_message("recv", "0", 2, "dispatcher")
 
     class NoMemory(list[Any]):
         def __getitem__(self, index: Any) -> Any:

@@ -348,7 +348,9 @@ class _Calls:
         if tensor is not None and self._observer.is_captured(tensor):
             self._observer.descriptions.capture(operator, values, group, start)
             return
-        message = self._observer.descriptions.describe(operator, values, group, start)
+        message = self._observer.descriptions.describe(
+            operator, values, group, start, seam="library"
+        )
         if inputs is None and outputs is None:
             message.bytes = message.out_bytes = None
         if message.name == message.op:

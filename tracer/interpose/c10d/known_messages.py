@@ -269,7 +269,7 @@ class KnownMessages:
 
     def _add_pattern(self, like: Like, group: Group, *, waited_once: bool) -> int | None:
         op, name, dtype, tensors, tag = like
-        message = Message(-1, op, group.name, 0)
+        message = Message(-1, op, group.name, 0, "method")
         message.name, message.tag = name, tag
         message.dtype = None if dtype is None else name_of(dtype)
         message.tensors = None if tensors is None else list(tensors)
@@ -429,7 +429,7 @@ class KnownMessages:
         values = dict(zip(REPEAT_FIELDS, map(value_of, repeat.tolist()), strict=True))
         like = self._recorder.patterns[int(repeat[0])]
         message = self._recorder.new_message(
-            like.op, like.group, int(repeat[_ENQUEUE_OF_REPEAT]), values["id"]
+            like.op, like.group, int(repeat[_ENQUEUE_OF_REPEAT]), like.seam, values["id"]
         )
         message.step, message.phase = None, BY_TIME
         for name in SHARED_FIELDS:

@@ -67,6 +67,7 @@ class Descriptions:
         group: Group,
         start: int,
         *,
+        seam: str = "dispatcher",
         by_engine: bool = False,
         sparse: Sparse | None = None,
     ) -> Message:
@@ -77,10 +78,11 @@ class Descriptions:
             args: Its arguments.
             group: Its group.
             start: When it was called.
+            seam: Where it was seen, one of `SEAMS`.
             by_engine: See `is_reducers`.
             sparse: Of a sum of sparse tensors, what was read before its launch.
         """
-        message = self._recorder.new_message(operator.op, group.name, start)
+        message = self._recorder.new_message(operator.op, group.name, start, seam)
         if self._below.outer is not None:
             self._below.messages += 1
         if sparse is None:
@@ -116,7 +118,7 @@ class Descriptions:
         if self._below.outer is not None:
             self._below.messages += 1
         by_engine = self.is_reducers(operator, sys._getframe())
-        message = Message(-1, operator.op, group.name, start)
+        message = Message(-1, operator.op, group.name, start, "graph")
         self._describe(message, operator, args, group, by_engine=by_engine)
         self._set_peer(message, operator, args, group)
         self._graphs.add(message, group)
@@ -172,7 +174,7 @@ class Descriptions:
 
     def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
         """Counts a message that is not recorded, so that later numbers agree between ranks."""
-        self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
+        self._number(Message(-1, operator.op, group.name, 0, "dispatcher"), operator, args, group)
 
     def is_reducers(self, operator: Operator, caller: FrameType | None) -> bool:
         """Whether DDP's reducer may be the sender of a message."""

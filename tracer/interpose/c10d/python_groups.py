@@ -218,7 +218,9 @@ class _Calls:
                 registry.carried.now = bucket
             if method in self._senders:
                 # Before the call: one that hangs is to be seen.
-                call.message = descriptions.describe(operator, as_operator, group, call.start)
+                call.message = descriptions.describe(
+                    operator, as_operator, group, call.start, seam="python group"
+                )
         except BaseException:
             registry.carried.now = call.former
             raise
@@ -243,7 +245,7 @@ class _Calls:
             elif message is None:
                 self._senders.add(call.method)
                 message = observer.descriptions.describe(
-                    call.operator, call.args, call.group, call.start
+                    call.operator, call.args, call.group, call.start, seam="python group"
                 )
         finally:
             self._context.registry.carried.now = call.former

@@ -208,7 +208,7 @@ class Offering:
         )
         if sent is not None:
             return sent
-        message = self._recorder.new_message(operator.op, group.name, -launched)
+        message = self._recorder.new_message(operator.op, group.name, -launched, "method")
         message.name, message.tensors = name, parameters
         message.dtype = None if dtype is None else name_of(dtype)
         if dtype is None:  # PyTorch has made up a tensor to have something to launch
