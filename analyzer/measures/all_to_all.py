@@ -161,6 +161,7 @@ ALL_TO_ALL: Final[Measure[dict[str, _Sums], tuple[AllToAllRow, ...]]] = Measure(
     lambda whole: _rows(whole.found.of(ALL_TO_ALL)),
     _found,
     merged_by(_both),
+    of="steady",
     rows=AllToAllRow,
     table=Table[AllToAllRow](
         "Load in all-to-alls, means of one (uneven: transfer that even loads would save, estimate)",
