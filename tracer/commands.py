@@ -99,7 +99,9 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     multiple=True,
     metavar="EXPRESSION",
     help="Record nothing but some steps from time to time: 'step>2x for 20 steps' (after a step "
-    "that takes more than twice the median) or 'every 1h for 20 steps'; repeat it. Implies --off.",
+    "that takes more than twice the median), 'late>10ms for 20 steps' (when a rank is late in the "
+    "10 steps that are recorded every minute for this) or 'every 1h for 20 steps'; repeat it. "
+    "Implies --off.",
 )
 @click.option(
     "--measure-cost",

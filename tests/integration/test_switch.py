@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from support.jobs import (
     DDLTRACE,
@@ -219,6 +220,23 @@ def test_orders_reach_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     ]
     assert set(gradients) == layers  # none of those that became ready while nothing was recorded
     assert not Path(path).parent.exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("activity", sampled(["data", "backward", "optimizer"], 1))
+def test_a_late_rank_begins_a_range(activity: str, tmp_path: Path) -> None:
+    fault = f"2:{activity}:40:sleep:0:200"
+    command = on_ranks("late_rank.py", fault, "1", "200", ranks=3)
+    job = traced(tmp_path / "trace", command, "--trigger", "late>15ms every 2s for 5 steps")
+    done = run(job, cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    reasons = [window.get("reason", "") for window in read_run(tmp_path / "trace").ranks[0].windows]
+    assert "a look for a late rank" in reasons
+    (late,) = [reason for reason in reasons if "was late" in reason]
+    assert late.startswith("rank 2 was late by ")
+    events = ddltrace.open(tmp_path / "trace").events(0)
+    steps = set(events.filter(pc.equal(events["kind"], "layer"))["step"].to_pylist())
+    assert len(steps) == 5
 
 
 def test_a_job_that_was_never_switched_on_says_so(tmp_path: Path) -> None:

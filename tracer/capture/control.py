@@ -13,13 +13,14 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.capture.job_order import Member, Order, carry_out
+from ddltrace.tracer.capture.late_rank import LOOK, MessageTimes
 from ddltrace.tracer.capture.recording_switch import Change, RecordingSwitch
 from ddltrace.tracer.connections.requests import (
     NAME,
@@ -54,7 +55,9 @@ class Control:
 
     Attributes:
         switch: Switches this rank's recording.
+        times: This rank's times in collectives, in the steps of a look for a late rank.
         order_job: Carries out an order on all ranks of the job, not only those of this launcher.
+        job_members: Returns the ranks of the job that can be asked.
 
     Raises:
         OSError: No socket can be created.
@@ -74,7 +77,9 @@ class Control:
         self._default_level = default_level
         self._fault = fault
         self._closed = False
+        self.times = MessageTimes()
         self.order_job: Callable[[Order], dict[str, Any]] = self.order_own
+        self.job_members: Callable[[], Sequence[Member]] = self.members
         self._listener, info.control = _listener()
 
     def start(self) -> None:
@@ -128,6 +133,8 @@ class Control:
                     return self._state()
                 case "plan":
                     return self._plan(request)
+                case "times":
+                    return {"times": self.times.sums(self._info.groups)}
                 case "order":
                     return self.carry_out(Order.from_json(request))
         except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -149,6 +156,9 @@ class Control:
         changes = [
             Change(step, level, request.get("reason") or "") for step, level in request["changes"]
         ]
+        if changes[0].reason == LOOK and len(changes) == 2:
+            # In the first one, messages of the step before may still be under way.
+            self.times.follow(range(changes[0].step + 1, changes[1].step))
         changes[0] = replace(changes[0], called=request.get("called"))
         if not request.get("level_only"):
             return {"in_time": self.switch.plan(changes)}

@@ -85,7 +85,7 @@ def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
         change. `missing`: those that cannot, and `reasons`: why not, by rank.
     """
     reasons: dict[int, str] = {}
-    states = _ask_all(members, {"do": "state"}, reasons)
+    states = ask_all(members, {"do": "state"}, reasons)
     world = max((state["world_size"] for state in states.values()), default=0)
     wanted = set(range(world)) if order.ranks is None else set(order.ranks)
     for rank in sorted(wanted - set(states)):
@@ -104,7 +104,7 @@ def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
             for rank in asked
         }
         late: dict[int, str] = {}
-        answers = _ask_all([member for member in members if member.rank in asked], requests, late)
+        answers = ask_all([member for member in members if member.rank in asked], requests, late)
         for rank, answer in answers.items():
             if answer["in_time"]:
                 changed.append(rank)
@@ -174,7 +174,7 @@ def _common_step(
     return max(int(states[rank]["following"]) + shift for rank, shift in shifts.items()) + steps
 
 
-def _ask_all(
+def ask_all(
     members: Sequence[Member], request: Mapping[Any, Any], reasons: dict[int, str]
 ) -> dict[int, dict[str, Any]]:
     """Asks all members at once.

@@ -90,6 +90,7 @@ class Hub:
         with contextlib.suppress(OSError):  # it has no other address
             self._listeners.append(self._listen(own_address()))
         control.order_job = self.carry_out
+        control.job_members = self.members
 
     def run(self) -> None:
         """Publishes the addresses and accepts connections until stopped."""
@@ -158,6 +159,10 @@ class Hub:
 
     def carry_out(self, order: Order) -> dict[str, Any]:
         """Carries out an order on all ranks that can be reached."""
+        return carry_out(order, self.members())
+
+    def members(self) -> list[Member]:
+        """The ranks of the job that can be reached."""
         members = {member.rank: member for member in self._control.members()}
         for leader in sorted(self._leaders):
             try:
@@ -168,7 +173,7 @@ class Hub:
                     )
             except (OSError, KeyError, TypeError, ValueError):
                 self._leaders.pop(leader, None)  # it has ended: its ranks are missing
-        return carry_out(order, [members[rank] for rank in sorted(members)])
+        return [members[rank] for rank in sorted(members)]
 
     def _pass(self, leader: int, rank: int, request: dict[str, Any]) -> dict[str, Any]:
         return self._ask(leader, {"do": "pass", "rank": rank, "request": request})

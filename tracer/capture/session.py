@@ -181,9 +181,11 @@ class Session:
             context.on_close(stop_exchange)
 
     def _start_triggers(self, control: Control) -> None:
-        if self.config.triggers and self._record.info.rank == 0:
-            parsed = [parse_trigger(text) for text in self.config.triggers]
-            triggers = Triggers(parsed, control.carry_out, self.fault)
+        parsed = [parse_trigger(text) for text in self.config.triggers]
+        if any(trigger.late_ms is not None for trigger in parsed):
+            self._writer.on_batch = quiet(control.times.add, self.fault)
+        if parsed and self._record.info.rank == 0:
+            triggers = Triggers(parsed, control.carry_out, control.job_members, self.fault)
             control.switch.watch(triggers.after_step)
             triggers.start()
             self.context.on_close(triggers.stop)

@@ -1,7 +1,8 @@
-"""Begins to record when a step is slow, or from time to time (``run --trigger``).
+"""Begins to record when a step is slow, a rank is late, or from time to time (``run --trigger``).
 
 Rank 0 decides for all ranks: they wait for each other in every step, so a step that is slow on one
-is slow on all of them.
+is slow on all of them. Which rank they wait for cannot be seen while nothing is recorded: a few
+steps are recorded from time to time to see it, as messages only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ddltrace.tracer.capture.job_order import Order
+from ddltrace.tracer.capture.job_order import Member, Order, ask_all
+from ddltrace.tracer.capture.late_rank import LOOK, STEPS, find_late_rank
 from ddltrace.tracer.trigger_expression import Trigger
 
 _REMEMBERED: Final = 101
@@ -22,6 +24,8 @@ _LEAST: Final = 20
 _RENEWED: Final = 16
 _REST_S: Final = 30.0
 """Least time between two orders because of slow steps."""
+_SETTLE_S: Final = 2.0
+"""Time in which the messages of the last steps are written."""
 
 
 class Triggers:
@@ -30,6 +34,7 @@ class Triggers:
     Args:
         triggers: When to record.
         order: Carries out an order on all ranks.
+        members: Returns the ranks that can be asked.
         fault: Called with errors.
     """
 
@@ -37,9 +42,11 @@ class Triggers:
         self,
         triggers: Sequence[Trigger],
         order: Callable[[Order], dict[str, Any]],
+        members: Callable[[], Sequence[Member]],
         fault: Callable[[str, Exception], None],
     ) -> None:
         self._order = order
+        self._members = members
         self._fault = fault
         self._slow = min(
             (t for t in triggers if t.factor is not None),
@@ -53,8 +60,11 @@ class Triggers:
         self._limit_ns = float("inf")
         self._slow_step: tuple[int, int] | None = None
         self._rests_until = 0.0
+        self._off = threading.Event()
+        self._off_from = 0
+        self._late_before: int | None = None
         self._wake = threading.Event()
-        self._stopping = False
+        self._stopped = threading.Event()
 
     def start(self) -> None:
         """Starts the thread that gives the orders."""
@@ -63,7 +73,7 @@ class Triggers:
     def stop(self, timeout_s: float) -> None:
         """Gives no more orders."""
         del timeout_s
-        self._stopping = True
+        self._stopped.set()
         self._wake.set()
 
     def after_step(self, number: int, duration_ns: int) -> None:
@@ -73,6 +83,9 @@ class Triggers:
             number: Its index.
             duration_ns: Its duration.
         """
+        if not self._off.is_set() and number >= self._off_from:
+            self._off.set()
+            self._wake.set()
         if self._slow is None:
             return
         if duration_ns > self._limit_ns:
@@ -91,18 +104,54 @@ class Triggers:
             while True:
                 self._wake.wait(max(0.0, min(due) - time.monotonic()) if due else None)
                 self._wake.clear()
-                if self._stopping:
+                if self._stopped.is_set():
                     return
                 order = self._slow_order()
                 now = time.monotonic()
                 for place, trigger in enumerate(self._periodic):
                     if due[place] <= now:
                         due[place] = now + (trigger.period_s or 0.0)
-                        order = Order("on", trigger.steps, reason="by time")
+                        if trigger.late_ms is None:
+                            order = Order("on", trigger.steps, reason="by time")
+                        else:
+                            order = self._look(trigger.late_ms, trigger.steps) or order
                 if order is not None:
-                    self._order(order)
+                    self._give(order)
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
             self._fault("trigger", error)
+
+    def _give(self, order: Order) -> int | None:
+        """Gives an order to record; returns the first step that it is for, if any rank follows."""
+        first: int | None = self._order(order).get("step")
+        if first is not None:
+            self._off_from = first + (order.steps or 0)
+            self._off.clear()
+        return first
+
+    def _look(self, late_ms: float, steps: int) -> Order | None:
+        """Records some steps, and gives an order if a rank is late that was not late before."""
+        if not self._off.is_set():
+            return None  # all is recorded, or nothing trains
+        first = self._give(Order("on", STEPS, level="comm", reason=LOOK))
+        if first is None:
+            return None
+        while not self._off.is_set() and not self._stopped.is_set():
+            self._wake.wait()
+            self._wake.clear()
+        if self._stopped.wait(_SETTLE_S):
+            return None
+        self._wake.set()  # a step may have been slow meanwhile
+        answers = ask_all(self._members(), {"do": "times"}, {})
+        times = {rank: answer["times"] for rank, answer in answers.items()}
+        before, self._late_before = self._late_before, None
+        found = find_late_rank(times, late_ms * 1e6)
+        if found is None:
+            return None
+        self._late_before, late_ns = found
+        if self._late_before == before:
+            return None
+        reason = f"rank {found[0]} was late by {late_ns / 1e6:.1f} ms in most of the steps "
+        return Order("on", steps, reason=f"{reason}{first + 1} to {first + STEPS - 1}")
 
     def _slow_order(self) -> Order | None:
         slow_step, self._slow_step = self._slow_step, None

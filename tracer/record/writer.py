@@ -47,6 +47,9 @@ class WriterThread(threading.Thread):
             because the job's threads never write to disk.
         on_end: Called after the last write with the number of written rows.
         watchdog: Checks the rank at every write.
+
+    Attributes:
+        on_batch: Called with each batch, on this thread; None for nothing.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class WriterThread(threading.Thread):
         self._stopping = False
         self._requests: deque[threading.Event] = deque()
         self._writing = threading.RLock()
+        self.on_batch: Callable[[pa.RecordBatch], None] | None = None
         self._is_short = False  # out of memory, for the newest batch
         self._reserve = _set_aside(_RESERVE_BYTES)
         self.rows = 0
@@ -213,6 +217,8 @@ class WriterThread(threading.Thread):
 
     def _write_batch(self, batch: pa.RecordBatch | None, *, last: bool) -> None:
         """Writes a batch, and what the disk did not take so far."""
+        if batch is not None and self.on_batch is not None:
+            self.on_batch(batch)
         missing = self._stream.missing
         try:
             self._stream.write(batch)

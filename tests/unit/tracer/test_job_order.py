@@ -183,6 +183,8 @@ def test_an_order_survives_its_json() -> None:
         ("step>1.5x", Trigger(20, factor=1.5)),
         (" every 1h for 1 step ", Trigger(1, period_s=3600.0)),
         ("every 90 s for 5 steps", Trigger(5, period_s=90.0)),
+        ("late>10ms for 5 steps", Trigger(5, late_ms=10.0, period_s=60.0)),
+        ("late > 2.5 ms every 5m", Trigger(20, late_ms=2.5, period_s=300.0)),
     ],
 )
 def test_triggers_are_read(text: str, trigger: Trigger) -> None:
@@ -190,7 +192,11 @@ def test_triggers_are_read(text: str, trigger: Trigger) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "step", "step > 1x", "step > 2", "every 0s", "every 1d", "step > 2x for 0 steps"]
+    "text",
+    [
+        *("", "step", "step > 1x", "step > 2", "every 0s", "every 1d", "step > 2x for 0 steps"),
+        *("late", "late>10s", "late>1ms every 0s", "late>1ms and more", "late>1ms for 0 steps"),
+    ],
 )
 def test_other_expressions_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a trigger"):
@@ -205,7 +211,7 @@ def test_a_slow_step_gives_one_order() -> None:
         orders.append(given)
         return {}
 
-    triggers = Triggers([Trigger(7, factor=2.0)], order, lambda *fault: faults.append(fault))
+    triggers = Triggers([Trigger(7, factor=2.0)], order, list, lambda *fault: faults.append(fault))
     for number in range(40):
         triggers.after_step(number, 10_000_000)
     assert triggers._slow_step is None
