@@ -71,7 +71,7 @@ class HttpServer(ThreadedWSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is no news; errors of the application are logged by `log`."""
+        """A connection that broke is not reported; `log` logs errors of the application."""
 
     def log(self, type: str, message: str, *args: Any) -> None:
         """Prints an error of the application; the text can contain what a client sent."""

@@ -37,7 +37,7 @@ def give_order(target: str, order: dict[str, Any]) -> dict[str, Any]:
         the ``reasons`` of these.
 
     Raises:
-        UsageError: The target is no running job of this user on this host.
+        UsageError: The target is not a running job of this user on this host.
         DdltraceError: No rank carried it out.
     """
     paths = list(sockets_of(target))

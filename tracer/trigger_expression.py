@@ -41,7 +41,7 @@ def parse_trigger(text: str) -> Trigger:
     """Reads an expression: ``step>2x for 20 steps``, ``late>10ms every 5m`` or ``every 1h``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not one.
     """
     rest, steps = text.strip(), DEFAULT_STEPS
     tail = _STEPS.search(rest)

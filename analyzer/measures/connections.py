@@ -81,7 +81,7 @@ def connection_rows(trace: Trace) -> tuple[ConnectionRow, ...]:
     sums: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
     for sides in ends.values():
         if sorted(map(len, sides.values())) != [1, 1]:
-            continue  # the other end is no rank; or equal addresses, as of loopback interfaces
+            continue  # the other end is not a rank; or equal addresses, as of loopback interfaces
         (one,), (other,) = sides.values()
         if hosts[one.rank] != hosts[other.rank]:
             for end, peer in ((one, other), (other, one)):

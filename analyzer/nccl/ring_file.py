@@ -130,7 +130,7 @@ def read_ring(path: Location) -> Ring:
     """Reads a ring.
 
     Raises:
-        TraceError: It is no ring, of another version, or so short that it holds no record.
+        TraceError: It is not a ring, of another version, or so short that it holds no record.
     """
     try:
         with open_given(path) if isinstance(path, Path) else path.open("rb") as file:

@@ -318,7 +318,7 @@ def _why_not_measured(error: TraceError, log: Path) -> str:
     """Why a trace has no measurements, with what the tracer noted first, such as a full disk."""
     lines = log.read_text("utf-8", "replace").splitlines()
     notes = [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
-    # How to call the analyzer is no help here.
+    # The analyzer's usage does not help here.
     reason = str(error).partition("; try --steps")[0].partition(": leave out --steps")[0]
     return "; ".join([f"its trace cannot be measured: {reason}", *notes[:1]])
 

@@ -63,7 +63,7 @@ class MessageExchange(ABC):
         Args:
             momentum: The factor that the job has chosen.
         """
-        del momentum  # of most exchanges it is no concern
+        del momentum  # most exchanges do not use it
 
     def close(self) -> None:  # noqa: B027 - most exchanges do nothing here
         """Called at the end, when no message is in flight."""

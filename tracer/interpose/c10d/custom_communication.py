@@ -110,7 +110,7 @@ LIBRARIES: Final = (
             ),
             *_symmetric("reduce_scatter", "reduce_scatter_out", outputs="output"),
             *_symmetric("reduce_scatter", "_low_contention_reduce_scatter", inputs="tensor"),
-            # The reduced product is no argument.
+            # The reduced product is not an argument.
             Call(
                 "symm_mem::fused_matmul_reduce_scatter", "reduce_scatter", None, None, "group_name"
             ),
