@@ -72,6 +72,24 @@ def test_one_that_hangs_in_its_own_code_is_seen(tmp_path: Path) -> None:
     assert list(found.status) == ["ok", "ok"]
 
 
+@pytest.mark.long
+def test_torchcomms_where_pytorch_lacks_it_changes_nothing(tmp_path: Path) -> None:
+    """PyTorch splits the groups of a mesh in another way then."""
+    command = on_ranks("switched.py", "fsdp")
+    asked = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
+    untraced = run(command, cwd=tmp_path, **asked)
+    assert untraced.status == 0, untraced.stderr
+    losses = [line for line in untraced.stdout.splitlines() if line.startswith("losses")]
+    assert losses
+    for name, variables in (("asked", asked), ("plain", {})):
+        done = run(traced(tmp_path / name, command), cwd=tmp_path, **variables)
+        assert done.status == 0, done.stderr
+        assert losses[0] in done.stdout
+    for rank in (0, 1):
+        (found, _), (expected, _) = (messages(tmp_path / name, rank) for name in ("asked", "plain"))
+        assert_frame_equal(found[[*SAME, "seam"]], expected[[*SAME, "seam"]])
+
+
 # Rank 1 ends while rank 0 waits in a method that blocks.
 HANGS = """
 import json, os, threading, time
