@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ddltrace.tracer.capture.job_order import Member, Order, carry_out
+from ddltrace.tracer.capture.job_order import Member, Order, ask_all, carry_out
 from ddltrace.tracer.capture.late_rank import LOOK, MessageTimes
 from ddltrace.tracer.capture.recording_switch import Change, RecordingSwitch
 from ddltrace.tracer.connections.requests import (
@@ -171,6 +171,10 @@ class Control:
     def carry_out(self, order: Order) -> dict[str, Any]:
         """Carries out an order on all ranks of the job that can be reached."""
         return self.order_job(order)
+
+    def ask_job(self, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """Asks all ranks of the job that can be reached; returns the answers, by rank."""
+        return ask_all(self.job_members(), request, {})
 
     def order_own(self, order: Order) -> dict[str, Any]:
         """Carries out an order on the ranks of this launcher."""

@@ -185,7 +185,7 @@ class Session:
         if any(trigger.late_ms is not None for trigger in parsed):
             self._writer.on_batch = quiet(control.times.add, self.fault)
         if parsed and self._record.info.rank == 0:
-            triggers = Triggers(parsed, control.carry_out, control.job_members, self.fault)
+            triggers = Triggers(parsed, control.carry_out, control.ask_job, self.fault)
             control.switch.watch(triggers.after_step)
             triggers.start()
             self.context.on_close(triggers.stop)

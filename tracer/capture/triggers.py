@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ddltrace.tracer.capture.job_order import Member, Order, ask_all
+from ddltrace.tracer.capture.job_order import Order
 from ddltrace.tracer.capture.late_rank import LOOK, STEPS, find_late_rank
 from ddltrace.tracer.trigger_expression import Trigger
 
@@ -34,7 +34,7 @@ class Triggers:
     Args:
         triggers: When to record.
         order: Carries out an order on all ranks.
-        members: Returns the ranks that can be asked.
+        ask: Sends a request to all ranks and returns their answers, by rank.
         fault: Called with errors.
     """
 
@@ -42,11 +42,11 @@ class Triggers:
         self,
         triggers: Sequence[Trigger],
         order: Callable[[Order], dict[str, Any]],
-        members: Callable[[], Sequence[Member]],
+        ask: Callable[[dict[str, Any]], dict[int, dict[str, Any]]],
         fault: Callable[[str, Exception], None],
     ) -> None:
         self._order = order
-        self._members = members
+        self._ask = ask
         self._fault = fault
         self._slow = min(
             (t for t in triggers if t.factor is not None),
@@ -141,8 +141,7 @@ class Triggers:
         if self._stopped.wait(_SETTLE_S):
             return None
         self._wake.set()  # a step may have been slow meanwhile
-        answers = ask_all(self._members(), {"do": "times"}, {})
-        times = {rank: answer["times"] for rank, answer in answers.items()}
+        times = {rank: answer["times"] for rank, answer in self._ask({"do": "times"}).items()}
         before, self._late_before = self._late_before, None
         found = find_late_rank(times, late_ms * 1e6)
         if found is None:

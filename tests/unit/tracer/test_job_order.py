@@ -211,7 +211,7 @@ def test_a_slow_step_gives_one_order() -> None:
         orders.append(given)
         return {}
 
-    triggers = Triggers([Trigger(7, factor=2.0)], order, list, lambda *fault: faults.append(fault))
+    triggers = Triggers([Trigger(7, factor=2.0)], order, dict, lambda *fault: faults.append(fault))
     for number in range(40):
         triggers.after_step(number, 10_000_000)
     assert triggers._slow_step is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ddltrace.tracer.capture.job_order import Member, Order
+from ddltrace.tracer.capture.job_order import Order
 from ddltrace.tracer.capture.late_rank import (
     LOOK,
     STEPS,
@@ -100,7 +100,7 @@ class Job:
         self.triggers = Triggers(
             [Trigger(7, late_ms=10.0, period_s=1e9)],
             self.order,
-            lambda: [Member(rank, self.answer(rank)) for rank in range(3)],
+            self.answers,
             lambda *fault: self.faults.append(fault),
         )
 
@@ -109,10 +109,10 @@ class Job:
         self.looked.set()
         return {"step": 10}
 
-    def answer(self, rank: int) -> Any:
-        return lambda request: {
-            "times": times(*(40 - 30 * (r == self.late) for r in range(3)))[rank]
-        }
+    def answers(self, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        assert request == {"do": "times"}
+        found = times(*(40 - 30 * (rank == self.late) for rank in range(3)))
+        return {rank: {"times": of_rank} for rank, of_rank in found.items()}
 
     def look(self) -> Order | None:
         found: list[Order | None] = []
