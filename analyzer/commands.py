@@ -131,8 +131,8 @@ Examples:
     default="ddltrace",
     show_default=True,
     help="hta: give each rank's overlap, idle, compute and kernel time as Holistic Trace "
-    "Analysis 0.5.0 does (within 0.05 %), which drops the last step; and its tables of idle time, "
-    "queue length and bandwidth of copies. Needs Kineto files.",
+    "Analysis 0.5.0 does (within 0.05 points, times within 0.05 %), which drops the last step; and "
+    "its tables of idle time, queue length and bandwidth of copies. Needs Kineto files.",
 )
 @click.option(
     "--memory-limit",

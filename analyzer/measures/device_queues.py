@@ -3,12 +3,13 @@
 Checked against its release 0.5.0: ``get_cuda_kernel_launch_stats``, ``get_queue_length_summary``,
 ``get_idle_time_breakdown`` and ``get_memory_bw_summary``. The last one reads bandwidths that Kineto
 computed from durations in nanoseconds; this module divides bytes by the duration in the file. HTA
-drops the last of several profiler steps; this module does not. ``analyze --definitions hta``
-follows HTA in both.
+drops the last of several profiler steps; this module does not, but ``analyze --definitions hta``
+does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -29,14 +30,6 @@ from ddltrace.analyzer.events.event_columns import (
 )
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
 from ddltrace.analyzer.events.launches import launches_of
-from ddltrace.analyzer.events.stream_gaps import (
-    HTA_FIRST_LABEL,
-    KERNEL_WAIT_US,
-    LAUNCHES,
-    Times,
-    queue_lengths,
-    stream_gaps,
-)
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.analyzer.joined.executions import device_rows
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Table, derived, merged_by
@@ -46,6 +39,23 @@ if TYPE_CHECKING:
 
 _SLOW_CALL_NS: Final = 50_000
 _LONG_DELAY_NS: Final = 100_000
+_KERNEL_WAIT_NS: Final = 30_000
+_QUEUED: Final = frozenset(
+    {
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC",
+        "cuLaunchKernel",
+        "cudaMemcpyAsync",
+        "cudaMemsetAsync",
+        "runFunction - job_prep_and_submit_for_execution",
+        "hipLaunchKernel",
+        "hipExtModuleLaunchKernel",
+        "hipMemcpyAsync",
+        "hipMemsetAsync",
+        "hipMemcpyWithStream",
+    }
+)
+"""The calls whose work counts in queues."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +193,8 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
     streams: list[StreamRow] = []
     copies: list[CopyRow] = []
     device_steps: list[DeviceStepRow] = []
-    label = trace.run.labels.get(HTA_FIRST_LABEL)
-    begun = set(label) if isinstance(label, list) else set()
     whole = trace.run.level == "op" and trace.step_selection is None
-    task = partial(_of_rank, begun=begun, steps=steps)
+    task = partial(_of_rank, steps=steps)
     doing = "measuring device queues"
     for found in trace.map_ranks(task, doing, one_at_a_time=True) if whole else ():
         launches += found.launches
@@ -196,16 +204,9 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
     return DeviceQueues(tuple(launches), tuple(streams), tuple(copies), tuple(device_steps))
 
 
-def _of_rank(trace: Trace, begun: set[int], steps: IntArray | None) -> DeviceQueues:
-    """The rows of a trace of one rank.
-
-    Args:
-        trace: The trace.
-        begun: The ranks of which HTA takes work without a recorded launch as launched at the begin.
-        steps: Numbers of the steps wanted; by default everything.
-    """
+def _of_rank(trace: Trace, steps: IntArray | None) -> DeviceQueues:
+    """The rows of a trace of one rank; see `device_queues`."""
     (rank,) = trace.ranks
-    # In the order of the file, on which HTA's order of equal times depends.
     columns = Columns(pa.concat_tables(list(trace.windows(rank))).unify_dictionaries())
     work = device_rows(columns)
     if steps is not None:
@@ -217,8 +218,7 @@ def _of_rank(trace: Trace, begun: set[int], steps: IntArray | None) -> DeviceQue
     launches = (
         (_launch_row(rank, columns, work[launched], call[launched]),) if launched.any() else ()
     )
-    unseen = int(columns.start[0]) if rank in begun else None
-    streams = _stream_rows(rank, columns, work, call, unseen)
+    streams = _stream_rows(rank, columns, work, call)
     copies = _copy_rows(rank, columns, work[columns.kind[work] == KIND["copy"]])
     device_steps = _device_step_rows(rank, columns, work)
     return DeviceQueues(launches, tuple(streams), tuple(copies), tuple(device_steps))
@@ -277,26 +277,14 @@ def _device_step_rows(rank: int, columns: Columns, work: IntArray) -> list[Devic
     return rows
 
 
-def _stream_rows(
-    rank: int, columns: Columns, work: IntArray, call: IntArray, unseen: int | None
-) -> list[StreamRow]:
-    """One row per stream.
-
-    Args:
-        rank: Global rank.
-        columns: Its events, in the order of the file.
-        work: Rows of its device work.
-        call: Rows of the calls that launched them; -1 where not known.
-        unseen: When HTA takes work as launched whose launch is not recorded; None for never.
-    """
-    lane = columns.lane[work]
-    launched = np.where(call == NULL, 0 if unseen is None else unseen, columns.start[call])
-    is_known = (call != NULL) | (unseen is not None)
-    queues = queues_of(columns, work, call, columns.start)
+def _stream_rows(rank: int, columns: Columns, work: IntArray, call: IntArray) -> list[StreamRow]:
+    # HTA takes a missing launch for the first event of the file.
+    launched = np.where(call == NULL, columns.start[0], columns.start[call])
+    queues = dict(queues_of(columns, work, call, columns.start, columns.lane))
     rows = []
-    for code, mine in places_by_value(lane):
+    for code, mine in places_by_value(columns.lane[work]):
         start, end = columns.start[work[mine]], columns.end[work[mine]]
-        gaps = stream_gaps(start, end, launched[mine], is_known[mine], KERNEL_WAIT_US * 1000)
+        gaps = stream_gaps(start, end, launched[mine])
         _, queue = queues.get(code, (None, None))
         rows.append(
             StreamRow(
@@ -304,9 +292,9 @@ def _stream_rows(
                 stream=columns.lanes[code] if code >= 0 else "",
                 works=len(mine),
                 busy_us=float((end - start).sum()) / 1e3,
-                host_wait_us=gaps.host / 1e3,
-                kernel_wait_us=gaps.kernel / 1e3,
-                other_us=gaps.other / 1e3,
+                host_wait_us=gaps.host_us,
+                kernel_wait_us=gaps.kernel_us,
+                other_us=gaps.other_us,
                 queue_mean=None if queue is None else float(queue.mean()),
                 queue_max=None if queue is None else int(queue.max()),
             )
@@ -314,31 +302,66 @@ def _stream_rows(
     return rows
 
 
+class Gaps(NamedTuple):
+    """Idle time between the works of a stream, as in `StreamRow`."""
+
+    host_us: float
+    kernel_us: float
+    other_us: float
+
+
+def stream_gaps(start: IntArray, end: IntArray, launched: IntArray) -> Gaps:
+    """Splits the idle time of a stream.
+
+    Args:
+        start: Start of each work on the stream, ns.
+        end: End of each.
+        launched: Start of the call that launched each.
+    """
+    order = np.lexsort((end, start))
+    former = end[order][:-1]
+    gap = start[order][1:] - former
+    host = launched[order][1:] > former
+    kernel = ~host & (gap < _KERNEL_WAIT_NS)
+    return Gaps(*(float(gap[which].sum()) / 1e3 for which in (host, kernel, ~host & ~kernel)))
+
+
 def queues_of(
-    columns: Columns, work: IntArray, call: IntArray, start: Times
-) -> dict[int, tuple[Times, IntArray]]:
-    """The number of works that are launched and not begun, on each stream.
+    columns: Columns, work: IntArray, call: IntArray, start: IntArray, stream: IntArray
+) -> Iterator[tuple[int, tuple[IntArray, IntArray]]]:
+    """The queue of each stream; see `queue_lengths`.
 
     Args:
         columns: The events of a rank.
         work: Rows of its device work.
         call: Rows of the calls that launched them; -1 where not known.
-        start: Start of each event.
-
-    Returns:
-        Code of the lane -> time of each change and number from then on.
+        start: Start of each event, ns.
+        stream: The stream of each event.
     """
-    counted = np.append(named(columns, LAUNCHES.__contains__), False)[call]
+    counted = np.append(named(columns, _QUEUED.__contains__), False)[call]
     work, call = work[counted], call[counted]
-    by_call = np.argsort(call, kind="stable")
-    return dict(
-        queue_lengths(
-            start[call[by_call]],
-            columns.lane[work[by_call]],
-            start[work],
-            columns.lane[work],
-        )
-    )
+    return queue_lengths(start[call], start[work], stream[work])
+
+
+def queue_lengths(
+    launched: IntArray, start: IntArray, stream: IntArray
+) -> Iterator[tuple[int, tuple[IntArray, IntArray]]]:
+    """The number of works that are launched and not begun, after each of its changes.
+
+    Args:
+        launched: When each work of a rank was launched, ns.
+        start: When each began.
+        stream: The stream of each.
+
+    Yields:
+        Each stream, ascending, with times and lengths. Launches count before begins of that time.
+    """
+    times = np.concatenate([launched, start])
+    begins = np.arange(len(times)) >= len(launched)
+    order = np.lexsort((begins, times))
+    times, change = times[order], np.where(begins, -1, 1)[order]
+    for number, mine in places_by_value(np.tile(stream, 2)[order]):
+        yield number, (times[mine], np.cumsum(change[mine]))
 
 
 def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:

@@ -10,13 +10,13 @@ agree with HTA's within 0.05 percentage points, times within 0.05 %. HTA's defin
 - A kernel is communication if its name matches ``^nccl.*Kernel``, memory if ``^Memcpy``,
   ``^Memset`` or ``^dma``, nothing of these if it holds ``Memcpy`` or ``Sync`` or begins with
   ``Memset``, and computation otherwise.
-- Work whose launch is not in the file counts as launched when the first event of the file began,
-  if that event is an interval. Queues count works that a call in `LAUNCHES` launched.
+- Work whose launch is not in the file counts as launched when the first event of the file began.
+  Queues count works that a launching call of CUDA or HIP launched.
 - The bandwidth of a copy is what Kineto wrote, else bytes divided by the duration. Bandwidths of
   copies of one kind that run at the same time are added.
 
-HTA sorts with a sort that is not stable. Where events begin in the same microsecond, the order of
-the changes of a queue, and with it their statistics, are therefore not defined.
+Where rounding ends work before it starts, its length is 0 here, and may be -1 us in HTA. Changes of
+a queue in the same microsecond are in no defined order in HTA; here, launches come first.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ from ddltrace.analyzer.events.event_columns import (
 )
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
 from ddltrace.analyzer.events.launches import launches_of
-from ddltrace.analyzer.events.stream_gaps import HTA_FIRST_LABEL, KERNEL_WAIT_US, stream_gaps
 from ddltrace.analyzer.formatting.terminal import Section, TextTable
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable
 from ddltrace.analyzer.joined.executions import device_rows
-from ddltrace.analyzer.measures.device_queues import queues_of
+from ddltrace.analyzer.measures.device_queues import queues_of, stream_gaps
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -54,13 +53,14 @@ if TYPE_CHECKING:
 
 AGREEMENT: Final = "they agree with HTA's within 0.05 percentage points, times within 0.05 %"
 
+_US: Final = 1000
+_QUARTER: Final = 250
 _READ: Final = ("start_ns", "end_ns", "enqueue_ns", "kind", "name", "lane", "bytes")
 _STEP: Final = "ProfilerStep"
 _STREAM: Final = re.compile(r"(?:sync/)?stream-(\d{1,9})(?:@.*)?")
 _COMMUNICATION: Final = re.compile(r"nccl.*Kernel")
 _NOT_COMPUTATION: Final = re.compile(r"nccl.*Kernel|dma|.*Memcpy|Memset|.*Sync")
 _DESCRIBED: Final = ("count", "mean", "std", "min", "p25", "p50", "p75", "max")
-_MAX_STREAMS: Final = 4096
 _MAX_ROWS: Final = 32
 
 
@@ -87,12 +87,12 @@ class Series(NamedTuple):
     """A step function: each value holds until the next time.
 
     Attributes:
-        time_us: Microseconds since the first event of the rank.
+        time_ns: On the clock of the file.
         value: From then on.
     """
 
-    time_us: FloatArray
-    value: FloatArray
+    time_ns: IntArray
+    value: IntArray | FloatArray
 
 
 class HtaRank(NamedTuple):
@@ -146,10 +146,7 @@ def hta_ranks(trace: Trace) -> list[HtaRank]:
             "for: leave out --definitions hta"
         )
     steps = {name for names in trace.map_ranks(_step_names, "reading steps") for name in names}
-    label = trace.run.labels.get(HTA_FIRST_LABEL)
-    task = partial(
-        _of_rank, drops_last=len(steps) > 1, begun=label if isinstance(label, list) else []
-    )
+    task = partial(_of_rank, drops_last=len(steps) > 1)
     return list(trace.map_ranks(task, "computing HTA's figures", one_at_a_time=True))
 
 
@@ -195,14 +192,8 @@ def _step_names(trace: Trace) -> set[str]:
     return names
 
 
-def _of_rank(trace: Trace, drops_last: bool, begun: list[Any]) -> HtaRank:
-    """The figures of a trace of one rank.
-
-    Args:
-        trace: The trace.
-        drops_last: Whether the last step is dropped.
-        begun: Ranks whose work without a recorded launch counts as launched at the beginning.
-    """
+def _of_rank(trace: Trace, drops_last: bool) -> HtaRank:
+    """The figures of a trace of one rank, whose last step may be dropped."""
     (rank,) = trace.ranks
     # As stored: rounding depends on the times that stand in the file.
     batches = [one for info in trace.infos(rank) for one in trace.read_columns(info, _READ)]
@@ -211,112 +202,79 @@ def _of_rank(trace: Trace, drops_last: bool, begun: list[Any]) -> HtaRank:
     )
     if not len(columns):
         return HtaRank(rank, 0, None, [], {}, {})
-    enqueued = columns.ints("enqueue_ns", null=NULL_NS)
-    # From a whole microsecond on, because floats hold few nanoseconds since 1970.
-    first = int(columns.start.min()) // 1000 * 1000
-    fractional = bool(np.any(columns.start % 1000))
-    end_ns = columns.end
-    if fractional and not np.any(columns.start % 250):
-        # Times of day as floats of microseconds, whose steps are 0.25: so are HTA's sums.
-        end_ns = np.rint((end_ns - first) / 250).astype(np.int64) * 250 + first
-    start, end, launched = (
-        rounded((values - first) / 1e3) if fractional else (values - first) / 1e3
-        for values, rounded in (
-            (columns.start, np.ceil),
-            (end_ns, np.floor),
-            (enqueued, np.ceil),
-        )
-    )
-    # HTA's times count from the first event as rounded.
-    origin = start.min()
-    start, end, launched = start - origin, end - origin, launched - origin
-    is_launched = enqueued != NULL_NS
+    launched = columns.ints("enqueue_ns", null=NULL_NS)
+    is_launched = launched != NULL_NS
+    start, end = columns.start, columns.end
+    if np.any(start % _US):
+        start, launched = ((times + _US - 1) // _US * _US for times in (start, launched))
+        if not np.any(columns.start % _QUARTER):
+            # Times of day as floats of microseconds, whose steps are 0.25: so are HTA's sums.
+            end = (end + _QUARTER // 2) // _QUARTER * _QUARTER
+        end = np.maximum(end // _US * _US, start)
     matches = [_STREAM.fullmatch(lane) for lane in columns.lanes]
     numbers = [NULL if match is None else int(match[1]) for match in matches]
     stream = np.array([*numbers, NULL])[columns.lane]
     kept = (stream != NULL) & (columns.end != NULL_NS)
     if drops_last:
         marks = named(columns, lambda name: _STEP in name) & (stream == NULL)
-        kept &= is_launched & (launched < start[marks].max(initial=-np.inf))
+        kept &= is_launched & (launched < start[marks].max(initial=NULL_NS))
     work = device_rows(columns)
     work = work[kept[work]]
-    idle: list[dict[str, Any]] = []
-    known = is_launched | (rank in begun)
+    # HTA takes a missing launch for the first event of the file.
     launched = np.where(is_launched, launched, start[0])
+    idle = []
     for number, places in places_by_value(stream[work]):
         mine = work[places]
-        gaps = stream_gaps(start[mine], end[mine], launched[mine], known[mine], KERNEL_WAIT_US)
+        gaps = stream_gaps(start[mine], end[mine], launched[mine])
         causes = ("host_wait_us", "kernel_wait_us", "other_us")
         idle.append({"rank": rank, "stream": number, **dict(zip(causes, gaps, strict=True))})
-    queues = queues_of(columns, work, launches_of(columns)[work], start)
+    queues = queues_of(columns, work, launches_of(columns)[work], start, stream)
     return HtaRank(
         rank=rank,
-        first_ns=first + int(origin) * 1000,
+        first_ns=int(start.min()),
         breakdown=_breakdown(rank, columns, kept, start, end) if kept.any() else None,
-        idle_time=idle[:_MAX_STREAMS],
-        queues={
-            numbers[lane]: Series(times, values.astype(np.float64))
-            for lane, (times, values) in sorted(queues.items(), key=lambda item: numbers[item[0]])
-        },
+        idle_time=idle,
+        queues={number: Series(*series) for number, series in queues},
         bandwidths=_bandwidths(trace, columns, kept, start, end),
     )
 
 
 def _breakdown(
-    rank: int, columns: Columns, kept: BoolArray, start: FloatArray, end: FloatArray
+    rank: int, columns: Columns, kept: BoolArray, start: IntArray, end: IntArray
 ) -> HtaBreakdown:
-    def spans(rows: BoolArray) -> tuple[IntArray, IntArray]:
-        return tuple(np.rint(times[rows] * 1e3).astype(np.int64) for times in (start, end))  # type: ignore[return-value]
-
-    busy = spans(kept)
-    comm = spans(kept & named(columns, _COMMUNICATION.match))
-    comp = spans(kept & named(columns, lambda name: _NOT_COMPUTATION.match(name) is None))
-    comm_ns = _length(*comm)
-    both = length(intersect(union(*comm), union(*comp)))
-    kernel_time = int(busy[1].max() - busy[0].min())
+    is_comm = named(columns, _COMMUNICATION.match)
+    is_comp = named(columns, lambda name: _NOT_COMPUTATION.match(name) is None)
+    busy, comm, comp = (
+        union(start[rows], end[rows]) for rows in (kept, kept & is_comm, kept & is_comp)
+    )
+    comm_ns = length(comm)
+    kernel_time = int(end[kept].max() - start[kept].min())
     return HtaBreakdown(
         rank=rank,
-        overlap_percent=100 * both / comm_ns if comm_ns else None,
-        idle_us=(kernel_time - _length(*busy)) / 1e3,
-        compute_us=_length(*comp) / 1e3,
+        overlap_percent=100 * length(intersect(comm, comp)) / comm_ns if comm_ns else None,
+        idle_us=(kernel_time - length(busy)) / 1e3,
+        compute_us=length(comp) / 1e3,
         kernel_time_us=kernel_time / 1e3,
     )
 
 
-def _length(start: IntArray, end: IntArray) -> int:
-    """Length of the union of intervals, ns.
-
-    Rounding gives work shorter than a microsecond an end before its start. HTA adds this negative
-    length where no other interval covers the work.
-    """
-    covered = union(start, end)
-    negative = end < start
-    start, end = start[negative], end[negative]
-    place = np.searchsorted(covered.start, start, side="right") - 1
-    alone = (place < 0) | (start > np.append(covered.end, 0)[place])
-    return length(covered) + int((end - start)[alone].sum())
-
-
 def _bandwidths(
-    trace: Trace, columns: Columns, kept: BoolArray, start: FloatArray, end: FloatArray
+    trace: Trace, columns: Columns, kept: BoolArray, start: IntArray, end: IntArray
 ) -> dict[str, Series]:
     copies = columns.rows("copy")
     bandwidth = _bandwidth_of_copies(trace, columns, copies)[kept[copies]]
     copies = copies[kept[copies]]
+    times = np.concatenate([start[copies], np.maximum(end[copies], start[copies] + _US)])
+    change = np.concatenate([bandwidth, -bandwidth])
+    order = np.lexsort((change, times))
+    times, change = times[order], change[order]
     kinds = [kineto_direction(name, "Memcpy Unknown") for name in columns.names]
     names = sorted(set(kinds))
     kind = np.array([*map(names.index, kinds), NULL])[columns.name[copies]]
-    until = np.where(end[copies] == start[copies], start[copies] + 1, end[copies])
-    times = np.concatenate([start[copies], until])
-    change = np.concatenate([bandwidth, -bandwidth])
-    order = np.argsort(times)
-    found = {}
-    for code, places in places_by_value(np.concatenate([kind, kind])[order]):
-        mine = order[places]
-        # Sums of many differences leave a rest of rounding where the bandwidth is zero.
-        values = np.cumsum(change[mine])
-        found[names[code]] = Series(times[mine], values)
-    return found
+    return {
+        names[code]: Series(times[mine], np.cumsum(change[mine]))
+        for code, mine in places_by_value(np.tile(kind, 2)[order])
+    }
 
 
 def _bandwidth_of_copies(trace: Trace, columns: Columns, copies: IntArray) -> FloatArray:

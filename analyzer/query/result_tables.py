@@ -24,7 +24,7 @@ from ddltrace.analyzer.joined.executions import (
 )
 from ddltrace.analyzer.joined.join import State
 from ddltrace.analyzer.joined.nccl_events import nccl_events
-from ddltrace.analyzer.measures.hta_definitions import Series, hta_ranks
+from ddltrace.analyzer.measures.hta_definitions import hta_ranks
 from ddltrace.analyzer.measures.measure import Measure
 from ddltrace.analyzer.measures.operation_rows import grouped
 from ddltrace.analyzer.measures.rank_measures import AMOUNTS
@@ -170,9 +170,7 @@ def hta_queue_length_table(trace: Trace) -> pa.Table:
         time_us: Time since the first event of all ranks.
         queue_length: Works launched and not begun, from this time on.
     """
-    found, columns = _series_columns(trace, "queues", "stream", pa.int64())
-    values = np.concatenate([np.empty(0), *(series.value for series in found)])
-    return pa.table(columns | {"queue_length": pa.array(values.astype(np.int64))})
+    return _series_table(trace, "queues", {"stream": pa.int64(), "queue_length": pa.int64()})
 
 
 def hta_copy_bandwidth_table(trace: Trace) -> pa.Table:
@@ -184,30 +182,39 @@ def hta_copy_bandwidth_table(trace: Trace) -> pa.Table:
         time_us: Time since the first event of all ranks.
         gigabytes_per_s: Bandwidth of the copies that run from this time on, together.
     """
-    found, columns = _series_columns(trace, "bandwidths", "name", pa.string())
-    values = np.concatenate([np.empty(0), *(series.value for series in found)])
-    return pa.table(columns | {"gigabytes_per_s": pa.array(values)})
+    columns = {"name": pa.string(), "gigabytes_per_s": pa.float64()}
+    return _series_table(trace, "bandwidths", columns)
 
 
-def _series_columns(
-    trace: Trace, kind: str, name: str, key_type: pa.DataType
-) -> tuple[list[Series], dict[str, pa.Array]]:
-    """All series of a kind, and their columns rank, key and time; none for other formats."""
+def _series_table(trace: Trace, kind: str, columns: dict[str, pa.DataType]) -> pa.Table:
+    """All series of a kind; none for other formats.
+
+    Args:
+        trace: The trace.
+        kind: Attribute of `HtaRank`.
+        columns: Name and type of the columns of its keys and values.
+    """
     ranks = hta_ranks(trace) if trace.run.source == "kineto" else []
     first = min((each.first_ns for each in ranks), default=0)
-    keys = [(each.rank, key) for each in ranks for key in getattr(each, kind)]
-    found: list[Series] = [
-        series._replace(time_us=series.time_us + (each.first_ns - first) / 1e3)
+    key_type, value_type = columns.values()
+    key_name, value_name = columns
+    schema = pa.schema(
+        {"rank": pa.int32(), key_name: key_type, "time_us": pa.float64(), value_name: value_type}
+    )
+    parts = [
+        pa.table(
+            [
+                pa.repeat(pa.scalar(each.rank, pa.int32()), len(series.value)),
+                pa.repeat(pa.scalar(key, key_type), len(series.value)),
+                (series.time_ns - first) / 1e3,
+                series.value,
+            ],
+            schema=schema,
+        )
         for each in ranks
-        for series in getattr(each, kind).values()
+        for key, series in getattr(each, kind).items()
     ]
-    which = pa.array(np.repeat(np.arange(len(found)), [len(series.value) for series in found]))
-    times = np.concatenate([np.empty(0), *(series.time_us for series in found)])
-    return found, {
-        "rank": pa.array([rank for rank, _ in keys], pa.int32()).take(which),
-        name: pa.array([key for _, key in keys], key_type).take(which),
-        "time_us": pa.array(times),
-    }
+    return pa.concat_tables([schema.empty_table(), *parts])
 
 
 def messages_table(analyzed: Analyzed) -> pa.Table:

@@ -79,7 +79,6 @@ class Decoded:
         args: Row -> arguments, for rows whose name speaks of communication.
         sizes: Row -> bytes of a copy.
         bandwidths: Row -> bandwidth of a copy as Kineto wrote it, GB/s.
-        begins_with_interval: Whether the first event in the file is the first row.
         meta: The file's top-level entries besides the events.
         losses: Notes on what is missing because the file is damaged.
     """
@@ -95,7 +94,6 @@ class Decoded:
     args: dict[int, Args]
     sizes: dict[int, int]
     bandwidths: dict[int, float]
-    begins_with_interval: bool
     meta: dict[str, Any]
     losses: list[str]
 
@@ -142,7 +140,6 @@ class _Builder:
     args: dict[int, Args] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     bandwidths: dict[int, float] = field(default_factory=dict)
-    begins_with_interval: bool | None = None
     processes: dict[Any, Any] = field(default_factory=dict)
     is_ascend: bool = False
     speaks: list[bool] = field(default_factory=list)
@@ -162,8 +159,6 @@ class _Builder:
 
     def look_at_all(self, chunk: list[Any]) -> None:
         """Notes what the file has besides intervals."""
-        if self.begins_with_interval is None and chunk:
-            self.begins_with_interval = type(chunk[0]) is Complete
         for event in chunk:
             if type(event) is Metadata and event.name == "process_name" and event.args:
                 self.processes[event.pid] = event.args.name
@@ -247,7 +242,6 @@ class _Builder:
             args=self.args,
             sizes=self.sizes,
             bandwidths=self.bandwidths,
-            begins_with_interval=bool(self.begins_with_interval),
             meta=file.meta,
             losses=file.losses(),
         )

@@ -35,7 +35,6 @@ class Intervals:
         args: Row -> arguments, for rows whose name speaks of communication.
         sizes: Row -> bytes of a copy.
         bandwidths: Row -> bandwidth of a copy as Kineto wrote it, GB/s.
-        begins_with_interval: Whether the first event in the file is the first row.
         left_out: Intervals without a usable time.
     """
 
@@ -56,7 +55,6 @@ class Intervals:
     args: dict[int, Args]
     sizes: dict[int, int]
     bandwidths: dict[int, float]
-    begins_with_interval: bool
     left_out: int
 
     def __len__(self) -> int:
@@ -129,7 +127,6 @@ def intervals_of(decoded: Decoded) -> Intervals:
         args=args,
         sizes=sizes,
         bandwidths=bandwidths,
-        begins_with_interval=decoded.begins_with_interval and bool(wanted[:1].all()),
         left_out=left_out,
     )
 

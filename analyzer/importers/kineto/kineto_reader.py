@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.engine.shared_files import check_shared
 from ddltrace.analyzer.events.copies import BANDWIDTHS_LABEL
-from ddltrace.analyzer.events.stream_gaps import HTA_FIRST_LABEL
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.communication import count, members
@@ -111,7 +110,6 @@ class RankFile:
     base_ns: int
     step_starts: dict[int, int]
     kernel_classes: dict[str, int]
-    begins_with_interval: bool
     copy_bandwidths: list[float] | None
     suspects: Counter[str] = field(default_factory=Counter)
     unknown_categories: Counter[str] = field(default_factory=Counter)
@@ -176,9 +174,6 @@ def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
         tables[info.segment] = _with_own_groups(info, tables[info.segment])
     _note_unknown_members(run)
     single = {rank: file for rank, file in zip(ranks, whole, strict=True) if ranks.count(rank) == 1}
-    run.labels[HTA_FIRST_LABEL] = [
-        rank for rank, file in single.items() if file.begins_with_interval
-    ]
     bandwidths = {str(rank): file.copy_bandwidths for rank, file in single.items()}
     run.labels[BANDWIDTHS_LABEL] = {
         rank: values for rank, values in bandwidths.items() if values is not None
@@ -265,7 +260,6 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         base_ns=base,
         step_starts={n: base + start for n, start in mapped.step_starts.items()},
         kernel_classes=mapped.kernel_classes,
-        begins_with_interval=intervals.begins_with_interval,
         copy_bandwidths=mapper.copy_bandwidths(),
         suspects=mapped.suspects,
         unknown_categories=mapped.unknown_categories,

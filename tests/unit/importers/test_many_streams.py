@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer.events.event_columns import distinct, places_by_value
-from ddltrace.analyzer.events.stream_gaps import queue_lengths
+from ddltrace.analyzer.measures.device_queues import queue_lengths
 
 
 def seconds_for(streams: int) -> float:
     """Processor time of the queues of one launch and one kernel on each of so many streams."""
     number = np.arange(streams)
     begin = time.process_time()
-    found = sum(1 for _ in queue_lengths(4 * number, number, 4 * number + 2, number))
+    found = sum(1 for _ in queue_lengths(4 * number, 4 * number + 2, number))
     used = time.process_time() - begin
     assert found == streams
     return used
@@ -43,7 +43,7 @@ def test_the_queue_of_each_stream_counts_its_own_works() -> None:
     launched = generator.permutation(400)
     stream = generator.integers(0, 7, 400)
     start = launched + generator.integers(1, 50, 400) * 1000
-    found = dict(queue_lengths(launched, stream, start, stream))
+    found = dict(queue_lengths(launched, start, stream))
     assert sorted(found) == list(range(7))
     for number, (times, lengths) in found.items():
         mine = stream == number
