@@ -27,11 +27,10 @@ from ddltrace.analyzer.importers.communication import (
     public_op,
     size_of,
 )
-from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
+from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace, Row, table_of
 from ddltrace.analyzer.importers.memory_limit import check_memory
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import assign_ranks
-from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.plain_files import open_given
@@ -127,8 +126,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         "what had not completed when the ranks wrote their dumps is listed as hanging: in dumps of "
         "a job that works, it was in flight"
     )
-    by_segment = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+    return number_messages(run, tables)
 
 
 def _load(path: Path) -> dict[str, Any]:

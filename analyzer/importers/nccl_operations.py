@@ -14,8 +14,7 @@ from typing import Final
 
 from ddltrace.analyzer.formatting.units import agreeing
 from ddltrace.analyzer.importers.communication import count
-from ddltrace.analyzer.importers.imported import ImportedTrace
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import ImportedTrace, Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
@@ -114,8 +113,7 @@ def trace_of(
         )
         run.ranks.append(info)
         tables[info.segment] = table_of(rows)
-    by_segment = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+    return number_messages(run, tables)
 
 
 _GIVES_TO_ALL: Final = ("reduce_scatter", "scatter", "all_to_all")

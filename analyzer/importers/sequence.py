@@ -22,7 +22,9 @@ from ddltrace.analyzer.events.event_columns import distinct, memory_of
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
 from ddltrace.analyzer.formatting.units import agreeing, counted
+from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.tracer.trace.arrow_arrays import integers
+from ddltrace.tracer.trace.run_info import RunInfo
 from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 
 _MAX_NOTES: Final = 8
@@ -44,19 +46,14 @@ class _Part:
     time: Numbers
 
 
-def number_messages(
-    tables: Mapping[str, pa.Table], ranks: Mapping[str, int], notes: list[str]
-) -> dict[str, pa.Table]:
+def number_messages(run: RunInfo, tables: Mapping[str, pa.Table]) -> ImportedTrace:
     """Gives every message its ``seq``, and its ``id`` in its table.
 
     Args:
-        tables: Segment name -> events.
-        ranks: Segment name -> rank.
-        notes: Receives notes on guesses and on disagreements between ranks.
-
-    Returns:
-        The tables with the columns ``seq`` and ``id`` filled.
+        run: The record of the run; receives notes on guesses and on disagreements between ranks.
+        tables: Segment name -> events, whose columns ``seq`` and ``id`` are to be filled.
     """
+    ranks = {info.segment: info.rank for info in run.ranks}
     groups: dict[str, list[_Part]] = defaultdict(list)
     pairs: dict[_Pair, dict[str, _Side]] = {}
     seqs: dict[str, Numbers] = {}
@@ -73,13 +70,16 @@ def number_messages(
     found: list[str] = []
     for group, parts in groups.items():
         _number_group(group, parts, ranks, seqs, found)
-    notes.extend(found[:_MAX_NOTES])
+    run.notes.extend(found[:_MAX_NOTES])
     if len(found) > _MAX_NOTES:
-        notes.append(f"{len(found) - _MAX_NOTES} more such notes on process groups are left out")
-    return {
+        run.notes.append(
+            f"{len(found) - _MAX_NOTES} more such notes on process groups are left out"
+        )
+    numbered = {
         segment: _with(_with(table, "seq", seqs[segment]), "id", ids[segment])
         for segment, table in tables.items()
     }
+    return ImportedTrace(run, numbered)
 
 
 def _message_rows(table: pa.Table) -> Numbers:

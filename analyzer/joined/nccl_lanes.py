@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.nccl.messages import Ints, is_kind, numbers, parents_in_job
 from ddltrace.tracer.nccl.event_kinds import KINDS

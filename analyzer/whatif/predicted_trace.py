@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
 from ddltrace.analyzer.formatting.units import counted
-from ddltrace.analyzer.importers.imported import ImportedTrace
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import ImportedTrace, Row, table_of
 from ddltrace.analyzer.whatif.costs import bytes_on_link
 from ddltrace.analyzer.whatif.program import SIGNAL, WAIT, Exchange, Program
 from ddltrace.analyzer.whatif.questions import Refused

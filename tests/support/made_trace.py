@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.trace_files import segment_name

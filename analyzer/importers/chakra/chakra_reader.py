@@ -36,12 +36,16 @@ from ddltrace.analyzer.importers.chakra.messages import (
     messages,
 )
 from ddltrace.analyzer.importers.communication import count, public_op
-from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
-from ddltrace.analyzer.importers.lost_times import without_time
+from ddltrace.analyzer.importers.imported import (
+    MAX_TIME_NS,
+    ImportedTrace,
+    Row,
+    table_of,
+    without_time,
+)
 from ddltrace.analyzer.importers.memory_limit import check_memory
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
-from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.optional_packages import require_extra
@@ -160,8 +164,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         run.status = "partial"
     if not any(row.kind == "step" for file in files for row in _spans(file)):
         run.notes.append("the files contain no training steps")
-    by_segment = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+    return number_messages(run, tables)
 
 
 def _note_damage(file: _File, run: RunInfo) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.analyzer.formatting.units import agreeing, counted
-from ddltrace.analyzer.importers.chrome.event_intervals import Interval, Recording, read_recording
+from ddltrace.analyzer.importers.chrome.chrome_reader import Interval, Recording, read_recording
 from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile
 from ddltrace.analyzer.importers.communication import (
     count,
@@ -32,9 +32,8 @@ from ddltrace.analyzer.importers.communication import (
     public_op,
     size_of,
 )
-from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.analyzer.importers.imported import ImportedTrace, Row, table_of
 from ddltrace.analyzer.importers.names import clean
-from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
@@ -169,8 +168,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         )
         run.ranks.append(info)
         tables[info.segment] = table_of(rows[rank])
-    ranks = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, ranks, run.notes))
+    return number_messages(run, tables)
 
 
 def _operations(recording: Recording) -> tuple[list[_Operation], int]:

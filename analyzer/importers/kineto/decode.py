@@ -6,15 +6,20 @@ Needs neither NumPy nor Arrow, whose import takes a helper process longer than d
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import compress, count
 from pathlib import Path
 from pickle import PickleBuffer
 from typing import Any, Final
 
+import msgspec
+
 from ddltrace.analyzer.importers.chrome.trace_events import (
+    UNDECODABLE,
     Args,
     Complete,
     EventFile,
@@ -23,7 +28,6 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     links_of,
     shapes_of,
 )
-from ddltrace.analyzer.importers.kineto import ascend
 from ddltrace.analyzer.importers.names import Codes
 from ddltrace.analyzer.importers.rank_files import merged_ranks
 from ddltrace.tracer.trace.communication_kernels import is_message_kernel
@@ -46,6 +50,23 @@ _HOST_MESSAGES: Final = (
     *("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:", "rccl:"),
     *("record_param_comms", "c10d::"),
 )
+_ASCEND: Final = "Ascend Hardware"
+_ASCEND_COMMUNICATION: Final = ("Communication", "HCCL")
+_ASCEND_SUMMARY: Final = "Overlap Analysis"
+_ASCEND_COPY: Final = re.compile(r"memcpy|memset", re.IGNORECASE)
+_ASCEND_NUMBERS: Final = re.compile(r"__[\d_]+$")
+"""Group, place in the group and attempt of a collective, behind its name."""
+
+_ASCEND_TYPES: Final = {"fp32": "float", "fp16": "half", "bfp16": "bfloat16", "fp64": "double"}
+
+
+class _Sizes(msgspec.Struct, gc=False):
+    count: Any = None
+    data_type: Any = None
+
+
+_SIZES: Final = msgspec.json.Decoder(_Sizes)
+
 _EVENT_BYTES: Final = 250
 """Memory of an event's columns, here and in the trace that is made of them."""
 
@@ -110,7 +131,7 @@ def decode_file(path: Path) -> Decoded:
         builder.look_at_all(chunk)
         events = [event for event in chunk if type(event) is Complete]
         if builder.is_ascend:
-            events = ascend.categorized(events, builder.processes)
+            events = _categorized(events, builder.processes)
         builder.add(events)
         file.more_bytes = builder.more_bytes
     return builder.finish(file)
@@ -162,7 +183,7 @@ class _Builder:
         for event in chunk:
             if type(event) is Metadata and event.name == "process_name" and event.args:
                 self.processes[event.pid] = event.args.name
-                self.is_ascend = self.is_ascend or event.args.name == ascend.HARDWARE
+                self.is_ascend = self.is_ascend or event.args.name == _ASCEND
 
     def add(self, events: list[Complete]) -> None:
         """Copies the needed values of a chunk, whose objects can then be released."""
@@ -203,7 +224,7 @@ class _Builder:
         for row in _rows(names, self.speaks):
             args = args_of(events[row].args)
             if self.is_ascend:
-                args = ascend.with_sizes(args, events[row].args)
+                args = _with_sizes(args, events[row].args)
             self.args[first + row] = args
             self.arguments_bytes += _MESSAGE_BYTES + _object_bytes(bytes(events[row].args))
         if self.pid is None:
@@ -249,7 +270,7 @@ class _Builder:
     def _merged(self) -> list[str]:
         devices = list(self.devices)
         if self.is_ascend:
-            devices = [pid for pid in devices if self.processes.get(pid) == ascend.HARDWARE]
+            devices = [pid for pid in devices if self.processes.get(pid) == _ASCEND]
         # One event of another process is damage.
         hosts = [pid for pid, times in self.hosts.items() if times > 1]
         return merged_ranks(hosts, devices, self.processes)
@@ -276,3 +297,45 @@ def _stream_number(stream: int | str | None) -> int:
 def _process_id(event: Complete | None) -> int | None:
     pid = None if event is None else event.pid
     return pid if isinstance(pid, int) and 0 <= pid < 1 << 31 else None
+
+
+def _categorized(events: Iterable[Complete], processes: dict[Any, str]) -> list[Complete]:
+    """The events of Ascend's ``trace_view.json`` of torch_npu with Kineto's categories.
+
+    That file has Kineto's form, without categories on devices. What an event is follows from the
+    name of its process: ``Ascend Hardware`` has the kernels and copies, ``Communication`` (``HCCL``
+    in older versions) the collectives, ``hcom_*``, and beside them their parts. ``Overlap
+    Analysis`` sums up the others. (Ascend/msprof-analyze documents these.) Parts and sums of others
+    are left out.
+
+    Args:
+        events: Intervals, which are changed.
+        processes: Id -> name of the processes in the file.
+    """
+    found = []
+    for event in events:
+        process = processes.get(event.pid)
+        if process == _ASCEND:
+            event.cat = "gpu_memcpy" if _ASCEND_COPY.match(event.name) else "kernel"
+        elif process in _ASCEND_COMMUNICATION:
+            if not event.name.startswith("hcom_"):
+                continue
+            event.cat, event.name = "kernel", _ASCEND_NUMBERS.sub("_", event.name)
+        elif process == _ASCEND_SUMMARY:
+            continue
+        found.append(event)
+    return found
+
+
+def _with_sizes(args: Args, raw: msgspec.Raw) -> Args:
+    """Adds elements and type of a collective as Ascend names them."""
+    try:
+        sizes = _SIZES.decode(raw) if raw else _Sizes()
+    except UNDECODABLE:
+        return args
+    if args.in_elements is None and isinstance(sizes.data_type, str):
+        kind = sizes.data_type.lower()
+        return msgspec.structs.replace(
+            args, in_elements=sizes.count, dtype=_ASCEND_TYPES.get(kind, kind)
+        )
+    return args

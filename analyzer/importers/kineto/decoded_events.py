@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.importers.chrome.trace_events import Args
-from ddltrace.analyzer.importers.imported import MAX_TIME_NS
+from ddltrace.analyzer.importers.imported import MAX_TIME_NS, without_time
 from ddltrace.analyzer.importers.kineto.decode import Decoded
-from ddltrace.analyzer.importers.lost_times import without_time
 
 NOT_EVENTS: Final = "Trace"
 """The category of the profiler's own span around everything."""

@@ -22,8 +22,14 @@ from ddltrace.analyzer.events.copies import BANDWIDTHS_LABEL
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.communication import count, members
-from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
-from ddltrace.analyzer.importers.imported_columns import OTHER, coded, coded_list, events_table
+from ddltrace.analyzer.importers.imported import (
+    MAX_TIME_NS,
+    OTHER,
+    ImportedTrace,
+    coded,
+    coded_list,
+    events_table,
+)
 from ddltrace.analyzer.importers.kineto import decode as rows_of
 from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
@@ -34,10 +40,13 @@ from ddltrace.analyzer.importers.kineto.decoded_messages import (
     Describer,
     Message,
 )
-from ddltrace.analyzer.importers.kineto.derived_steps import optimizer_steps, periodic_steps
 from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
-from ddltrace.analyzer.importers.kineto.phases import Spans, backward_calls
-from ddltrace.analyzer.importers.kineto.time_placement import place
+from ddltrace.analyzer.importers.kineto.phases import (
+    Spans,
+    backward_calls,
+    optimizer_steps,
+    periodic_steps,
+)
 from ddltrace.analyzer.importers.memory_limit import ENVIRONMENT, limited_to
 from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
@@ -82,6 +91,9 @@ MAX_STEPS_AT_ONCE: Final = 8
 """Limit of concurrent profiler steps, which keeps the cost of the analysis linear."""
 
 _SAME_BANDWIDTH: Final = 1e-4
+_DATED_NS: Final = 1 << 58
+"""1979: times of a file before it are not the time of day."""
+
 _MAX_LISTED: Final = 20
 _SHOWN_SUSPECTS: Final = 3
 _SUSPECT_NAME: Final = 60
@@ -156,7 +168,7 @@ def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
         run.notes.extend(prefix + note for note in file.notes)
         if not file.table.num_rows:
             run.notes.append(f"{prefix}holds no interval and is left out")
-    place(whole, run.notes)
+    _place(whole, run.notes)
     ranks = assign_ranks(
         [file.stated_rank for file in whole],
         [file.path for file in whole],
@@ -178,8 +190,7 @@ def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
     run.labels[BANDWIDTHS_LABEL] = {
         rank: values for rank, values in bandwidths.items() if values is not None
     }
-    by_segment = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+    return number_messages(run, tables)
 
 
 def _read_files(paths: Sequence[Path]) -> list[RankFile]:
@@ -293,6 +304,99 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
     return file
 
 
+def _place(files: Sequence[RankFile], notes: list[str]) -> None:
+    """Moves files whose base is unknown, or whose clock is hours off, to where the others are.
+
+    Times in a file are relative to ``baseTimeNanoseconds``, which newer versions of Kineto write
+    behind the events: a file that was cut off lacks it. Kineto rounds that base down to a quarter
+    of a year (7,889,238 s), so files of one job nearly always share it.
+
+    A file without a base gets that of the others if its times then overlap theirs. One that
+    cannot be placed so gets a clock of its own, which messages may align later; until then it
+    begins where the others begin, or at a step that both have.
+
+    Args:
+        files: The files, in the order of their names.
+        notes: Receives a note on each file that was moved.
+    """
+    dated = [file for file in files if file.start_ns >= _DATED_NS]
+    undated = [file for file in files if file.start_ns < _DATED_NS]
+    if dated and undated:
+        for file in undated:
+            base = next((one.base_ns for one in dated if _overlap(file, one, one.base_ns)), None)
+            if base:
+                file.move(base)
+                notes.append(
+                    f"{file.name}: baseTimeNanoseconds is lost: that of the other files is taken, "
+                    "with which its times overlap theirs"
+                )
+            else:
+                _give_own_clock([file], dated, notes)
+    parts = _parts_in_time(files)
+    main = max(parts, key=len)
+    for part in parts:
+        if part is not main and _is_same_time(part, main):
+            _give_own_clock(part, main, notes)
+
+
+def _overlap(file: RankFile, other: RankFile, by_ns: int) -> bool:
+    return file.start_ns + by_ns < other.end_ns and other.start_ns < file.end_ns + by_ns
+
+
+def _parts_in_time(files: Sequence[RankFile]) -> list[list[RankFile]]:
+    """Files that overlap in time, one list for each stretch of time."""
+    parts: list[list[RankFile]] = []
+    until = 0
+    for file in sorted(files, key=lambda file: file.start_ns):
+        if not parts or file.start_ns >= until:
+            parts.append([])
+        parts[-1].append(file)
+        until = max(until, file.end_ns) if len(parts[-1]) > 1 else file.end_ns
+    return parts
+
+
+def _is_same_time(part: Sequence[RankFile], main: Sequence[RankFile]) -> bool:
+    """Whether files are of the same steps as others, though their times are apart."""
+    known = {file.stated_rank for file in main}
+    if any(file.stated_rank is None or file.stated_rank in known for file in part):
+        return False  # perhaps windows of one rank
+    return _shared_step(part, main) is not None
+
+
+def _shared_step(part: Sequence[RankFile], main: Sequence[RankFile]) -> int | None:
+    """By how much a step of these files begins before the same step of the others, ns.
+
+    Steps that are not marked are numbered from 0 in each file: their numbers say nothing.
+    """
+    if any(file.steps_from for file in (*part, *main)):
+        return None
+    starts = {number: start for file in main for number, start in file.step_starts.items()}
+    return next(
+        (
+            starts[number] - start
+            for file in part
+            for number, start in file.step_starts.items()
+            if number in starts
+        ),
+        None,
+    )
+
+
+def _give_own_clock(part: Sequence[RankFile], main: Sequence[RankFile], notes: list[str]) -> None:
+    by = _shared_step(part, main)
+    if by is None:
+        by = min(file.start_ns for file in main) - min(file.start_ns for file in part)
+    # Whole microseconds, so that rounding to microseconds stays what it is in the file.
+    by -= by % 1000
+    for file in part:
+        file.move(by)
+        file.info.clock_domain = f"clock of {part[0].name}"
+        notes.append(
+            f"{file.name} is not on the clock of the other files: unless messages align it, its "
+            "place among them is unknown, and so is who waits for whom"
+        )
+
+
 def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[RankInfo, pa.Table]:
     """Joins the files of one rank: consecutive windows of one recording."""
     files = sorted(files, key=lambda file: file.start_ns)
@@ -317,7 +421,7 @@ def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[R
         groups = {group.name: group for file in reversed(kept) for group in file.info.groups}
         info.groups = list(groups.values())
         info.events = table.num_rows
-    if not info.clock_domain and (kept[0].base_ns or kept[0].start_ns > 1 << 58):
+    if not info.clock_domain and (kept[0].base_ns or kept[0].start_ns > _DATED_NS):
         info.clock = {"monotonic_ns": kept[0].start_ns, "unix_ns": kept[0].start_ns, "samples": []}
     return info, table
 

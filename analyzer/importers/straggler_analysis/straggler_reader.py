@@ -20,8 +20,7 @@ from pyarrow import parquet
 
 from ddltrace.analyzer.events.event_columns import distinct
 from ddltrace.analyzer.formatting.units import agreeing, counted
-from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
-from ddltrace.analyzer.importers.imported_columns import coded, events_table
+from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace, coded, events_table
 from ddltrace.analyzer.importers.memory_limit import check_memory
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.sequence import number_messages
@@ -169,8 +168,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         info.events = table.num_rows
         run.ranks.append(info)
         tables[info.segment] = table
-    by_segment = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+    return number_messages(run, tables)
 
 
 def _read_rows(path: Path, run: RunInfo) -> _Rows:

@@ -68,8 +68,12 @@ class Job:
 
     def align(self, *, numbered: bool) -> tuple[RankClock, list[str]]:
         tables = {name: table(rows) for name, rows in zip(SEGMENTS, self.rows, strict=True)}
+        clock = {"monotonic_ns": 0, "unix_ns": 0, "samples": []}
+        infos = [
+            RankInfo(rank, name, 2, clock_domain=f"host {rank}", clock=dict(clock))
+            for rank, name in enumerate(SEGMENTS)
+        ]
         if not numbered:
-            ranks = {name: rank for rank, name in enumerate(SEGMENTS)}
             stripped = {
                 name: each.set_column(
                     EVENTS.get_field_index("seq"),
@@ -78,12 +82,7 @@ class Job:
                 )
                 for name, each in tables.items()
             }
-            tables = number_messages(stripped, ranks, [])
-        clock = {"monotonic_ns": 0, "unix_ns": 0, "samples": []}
-        infos = [
-            RankInfo(rank, name, 2, clock_domain=f"host {rank}", clock=dict(clock))
-            for rank, name in enumerate(SEGMENTS)
-        ]
+            tables = number_messages(RunInfo(ranks=infos), stripped).tables
         notes: list[str] = []
 
         def read(some: Sequence[RankInfo]) -> list[ProcessTimes]:

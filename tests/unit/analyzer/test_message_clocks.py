@@ -9,7 +9,7 @@ from pathlib import Path
 from support.made_trace import made_trace
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.importers.imported_columns import coded_list
+from ddltrace.analyzer.importers.imported import coded_list
 from ddltrace.analyzer.report.notes import notes_of
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.schema import CLOCKS, EVENTS

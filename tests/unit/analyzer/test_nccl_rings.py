@@ -12,7 +12,7 @@ from support import ring_writer
 from support.ring_writer import RingWriter
 
 from ddltrace.analyzer.analysis import analyze
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.nccl import ring_file
 from ddltrace.analyzer.nccl.ring_file import read_ring

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.report.html_report import _tiles

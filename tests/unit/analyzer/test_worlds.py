@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import segment_name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.experiments.harness.calibration import calibration_of
 from ddltrace.experiments.harness.results_table import choice_lines

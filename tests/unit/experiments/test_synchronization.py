@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.experiments.harness.synchronization_report import (
     has_several_models,
