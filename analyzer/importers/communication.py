@@ -65,6 +65,7 @@ _DTYPES: Final = {
 }
 
 MAX_COUNT: Final = 1 << 62
+MAX_INT32: Final = (1 << 31) - 1
 _MAX_DIMENSIONS: Final = 64
 """Maximum number of elements of a PyTorch tensor."""
 
@@ -96,13 +97,13 @@ def element_type(name: Any) -> tuple[str | None, int | None]:
     return _DTYPES.get(name.lower(), (name.lower(), None))
 
 
-def count(value: Any) -> int | None:
-    """A count or a number of bytes; None for any other value."""
+def count(value: Any, most: int = MAX_COUNT - 1) -> int | None:
+    """A count or a number of bytes, at most `most`; None for any other value."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if type(value) is int and 0 <= value < MAX_COUNT:
+    if type(value) is int and 0 <= value <= most:
         return value
     return None
 

@@ -23,7 +23,7 @@ import msgspec
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chrome.trace_events import UNDECODABLE
-from ddltrace.analyzer.importers.communication import count, public_op
+from ddltrace.analyzer.importers.communication import MAX_INT32, count, public_op
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.nccl_operations import Operation, Process, bytes_of, trace_of
@@ -205,8 +205,8 @@ def _operation(
         times = pair.event_trace_ts or _Times()
     else:
         return None
-    place, ranks = count(header.rank), count(header.n_ranks) or 0
-    if place is None or place > MAX_RANK or ranks > MAX_RANK or not isinstance(name, str):
+    place, ranks = count(header.rank, MAX_RANK), count(header.n_ranks) or 0
+    if place is None or ranks > MAX_RANK or not isinstance(name, str):
         return None
     ran = _ran(times)
     span = ran or _before(_time(duration), _time(metadata.dump_timestamp_us))
@@ -249,9 +249,9 @@ def _before(duration: int | None, end: int | None) -> tuple[int, int] | None:
 
 
 def _process_of(metadata: _Metadata) -> Process:
-    host, pid = metadata.hostname, count(metadata.pid)
-    known = pid if pid is not None and pid < 1 << 31 else None
-    return (clean(host, 200) if isinstance(host, str) else "", known, None)
+    host = metadata.hostname
+    name = clean(host, 200) if isinstance(host, str) else ""
+    return (name, count(metadata.pid, MAX_INT32), None)
 
 
 def _time(microseconds: Any) -> int | None:

@@ -35,7 +35,7 @@ from ddltrace.analyzer.importers.chakra.messages import (
     begins_like_a_trace,
     messages,
 )
-from ddltrace.analyzer.importers.communication import count, public_op
+from ddltrace.analyzer.importers.communication import MAX_INT32, count, public_op
 from ddltrace.analyzer.importers.imported import (
     MAX_TIME_NS,
     ImportedTrace,
@@ -79,7 +79,6 @@ _JSON_TIMES: Final = 5
 
 _MAX_JSON: Final = 1 << 30
 _MAX_SPANS: Final = 1 << 22
-_MAX_INT32: Final = (1 << 31) - 1
 
 
 @dataclass(slots=True)
@@ -125,10 +124,8 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     require_extra("chakra", "reading a Chakra execution trace")
     run = RunInfo(status="complete", level="op", source=NAME)
     files = [_read_file(path) for path in paths]
-    stated = [_small(file.metadata.get("rank"), MAX_RANK) for file in files]
+    stated = [count(file.metadata.get("rank"), MAX_RANK) for file in files]
     ranks = assign_ranks(stated, paths, run.notes)
-    if len(set(ranks)) < len(ranks):
-        raise TraceError(f"{paths[0].parent}: several files are of one rank: choose one job's")
     for file in files:
         _note_damage(file, run)
     files_of = dict(zip(ranks, files, strict=True))
@@ -302,7 +299,7 @@ def _node(message: Any) -> _Node | None:
         return None
     values = attributes(message)
     row = Row(start, start + duration, "host", clean(message.name) or None)
-    row.step = _small(values.get("step"), _MAX_INT32)
+    row.step = count(values.get("step"), MAX_INT32)
     phase = values.get("phase")
     row.phase = phase if isinstance(phase, str) and phase in PHASES else None
     if message.type in (SEND, RECV, COLLECTIVE):
@@ -346,11 +343,11 @@ def _describe_message(row: Row, kind: int, values: dict[str, Any]) -> None:
         row.op = COLLECTIVES.get(-1 if number is None else number)
         if row.op is None:
             row.op = clean(named, 60) if isinstance(named, str) and named else _op_in(row.name)
-        row.peer = _small(values.get("root"), _MAX_INT32)
+        row.peer = count(values.get("root"), MAX_INT32)
     else:
         row.op = "send" if kind == SEND else "recv"
-        row.peer = _small(values.get("comm_dst" if kind == SEND else "comm_src"), _MAX_INT32)
-        row.tag = _small(values.get("comm_tag"), _MAX_INT32)
+        row.peer = count(values.get("comm_dst" if kind == SEND else "comm_src"), MAX_INT32)
+        row.tag = count(values.get("comm_tag"), MAX_INT32)
         if kind == RECV:
             row.bytes, row.out_bytes = None, size
     dtype = values.get("dtype")
@@ -500,7 +497,7 @@ def _spans(file: _File) -> list[Row]:
     rows: list[Row] = []
     places = _message_places(file)
     for kind, name, step, node, start, duration in zip(*lists, strict=False):
-        known = count(start), count(duration), _small(step, _MAX_INT32)
+        known = count(start), count(duration), count(step, MAX_INT32)
         if kind not in ("step", "phase", "wait") or known[0] is None or known[1] is None:
             continue
         if max(known[0], known[1]) >= MAX_TIME_NS // 1000 or len(rows) >= _MAX_SPANS:
@@ -526,12 +523,7 @@ def _groups(file: _File) -> list[GroupInfo]:
     infos = []
     for name in names:
         members = file.metadata.get(f"pg_ranks/{name}")
-        known = [_small(each, MAX_RANK) for each in members] if isinstance(members, list) else []
+        known = [count(each, MAX_RANK) for each in members] if isinstance(members, list) else []
         ranks = tuple(each for each in known if each is not None)
         infos.append(GroupInfo(name, "", "", ranks if len(ranks) == len(known) else ()))
     return infos
-
-
-def _small(value: Any, largest: int) -> int | None:
-    number = None if isinstance(value, bool) else count(value)
-    return number if number is not None and number <= largest else None

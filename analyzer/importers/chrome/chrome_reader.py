@@ -30,7 +30,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     args_of,
     input_shapes,
 )
-from ddltrace.analyzer.importers.communication import count, element_type, public_op
+from ddltrace.analyzer.importers.communication import MAX_INT32, count, element_type, public_op
 from ddltrace.analyzer.importers.imported import (
     MAX_TIME_NS,
     ImportedTrace,
@@ -161,7 +161,7 @@ def _row(interval: Interval, recording: Recording) -> Row:
         kind=category if category in KINDS else "host",
         name=clean(interval.name),
         lane=clean(lane, 200),
-        step=_small(args.step),
+        step=count(args.step, MAX_INT32),
     )
     if row.kind == "host":
         row.shapes = input_shapes(args.dims)
@@ -175,8 +175,8 @@ def _row(interval: Interval, recording: Recording) -> Row:
         row.op = clean(op or public_op(interval.name) or interval.name, 60)
         row.group = clean(args.group, 200) if isinstance(args.group, str) else _GROUP
         row.seq = count(args.number)
-        row.tag = _small(args.tag)
-        row.peer = _small(args.peer)
+        row.tag = count(args.tag, MAX_INT32)
+        row.peer = count(args.peer, MAX_INT32)
         row.bytes = count(args.bytes)
         row.out_bytes = count(args.out_bytes)
         row.dtype = element_type(args.dtype)[0]
@@ -189,11 +189,6 @@ def _row(interval: Interval, recording: Recording) -> Row:
     elif interval.end_ns is None:
         row.end_ns = interval.start_ns
     return row
-
-
-def _small(value: Any) -> int | None:
-    number = count(value)
-    return number if number is not None and number < 1 << 31 else None
 
 
 _MAX_DEPTH: Final = 4096

@@ -17,6 +17,7 @@ import numpy as np
 
 from ddltrace.analyzer.importers.chrome.trace_events import NO_ARGS, Args
 from ddltrace.analyzer.importers.communication import (
+    MAX_INT32,
     count,
     element_type,
     elements_of,
@@ -317,5 +318,4 @@ def _total(dims: Any) -> int | None:
 def _at(inputs: Any, place: int) -> int | None:
     if not isinstance(inputs, list) or place >= len(inputs):
         return None
-    number = count(inputs[place])
-    return number if number is not None and number < 1 << 31 else None
+    return count(inputs[place], MAX_INT32)

@@ -243,14 +243,13 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
     base -= base % 1000
     if len(intervals) and base + int(intervals.end.max()) >= MAX_TIME_NS:
         base = 0
-    rank = count(distributed.get("rank"))
-    world_size = count(distributed.get("world_size")) or 0
+    world_size = count(distributed.get("world_size"), MAX_RANK) or 0
     mapper = _Mapper(intervals, distributed, base)
     mapped = mapper.map()
     info = RankInfo(
         rank=0,
         segment="",
-        world_size=world_size if 0 < world_size <= MAX_RANK else 0,
+        world_size=world_size,
         pid=intervals.pid,
         host=_text(meta.get("host_name")),
         status="complete",
@@ -264,7 +263,7 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         path=path,
         table=mapped.table,
         info=info,
-        stated_rank=rank if rank is not None and rank <= MAX_RANK else None,
+        stated_rank=count(distributed.get("rank"), MAX_RANK),
         devices=set(intervals.devices),
         start_ns=base + int(intervals.start.min()) if len(intervals) else 0,
         end_ns=base + int(intervals.end.max()) if len(intervals) else 0,
