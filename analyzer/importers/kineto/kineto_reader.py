@@ -245,7 +245,8 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         base = 0
     world_size = count(distributed.get("world_size"), MAX_RANK) or 0
     mapper = _Mapper(intervals, distributed, base)
-    mapped = mapper.map()
+    table = mapper.table()
+    suspects = mapper.suspects()
     info = RankInfo(
         rank=0,
         segment="",
@@ -255,24 +256,24 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         status="complete",
         level="op",
         backend=_text(distributed.get("backend")) or None,
-        device="cuda" if mapped.on_device else "cpu",
-        groups=list(mapped.groups.values()),
-        events=mapped.table.num_rows,
+        device="cuda" if mapper.on_device else "cpu",
+        groups=list(mapper.groups.values()),
+        events=table.num_rows,
     )
     file = RankFile(
         path=path,
-        table=mapped.table,
+        table=table,
         info=info,
         stated_rank=count(distributed.get("rank"), MAX_RANK),
         devices=set(intervals.devices),
         start_ns=base + int(intervals.start.min()) if len(intervals) else 0,
         end_ns=base + int(intervals.end.max()) if len(intervals) else 0,
         base_ns=base,
-        step_starts={n: base + start for n, start in mapped.step_starts.items()},
-        kernel_classes=mapped.kernel_classes,
+        step_starts=mapper.step_starts,
+        kernel_classes=mapper.kernel_classes(suspects.total()),
         copy_bandwidths=mapper.copy_bandwidths(),
-        suspects=mapped.suspects,
-        unknown_categories=mapped.unknown_categories,
+        suspects=suspects,
+        unknown_categories=mapper.unknown_categories(),
         steps_from=mapper.steps_from,
     )
     if mapper.overlapping_steps:
@@ -552,17 +553,6 @@ def _note_unknown_members(run: RunInfo) -> None:
         )
 
 
-@dataclass
-class _Mapped:
-    table: pa.Table
-    groups: dict[str, GroupInfo]
-    on_device: bool
-    step_starts: dict[int, int]
-    kernel_classes: dict[str, int]
-    suspects: Counter[str]
-    unknown_categories: Counter[str]
-
-
 class _Mapper:
     """Turns one file's intervals into events."""
 
@@ -571,7 +561,7 @@ class _Mapper:
         self._base = base_ns
         self._backend = _text(distributed.get("backend"))
         self._rank = count(distributed.get("rank"))
-        self._groups = _configured_groups(distributed, self._backend)
+        self.groups = _configured_groups(distributed, self._backend)
         self._kernel = intervals.of_category(rows_of.KERNEL)
         self._message_kernel = intervals.named(is_message_kernel, self._kernel)
         self._copy = intervals.of_category(rows_of.COPY)
@@ -581,12 +571,14 @@ class _Mapper:
         self._host = ~(self._device | self._sync | self._device_mark)
         self._launch = self._find_launches()
 
+        self.on_device = bool(self._device.any())
         self.overlapping_steps = 0
+        self.step_starts: dict[int, int] = {}
         self.steps_from = ""
         self.messages_beside = 0
 
-    def map(self) -> _Mapped:
-        """Builds the table."""
+    def table(self) -> pa.Table:
+        """Builds the table; collects the groups, the steps' starts, and what is unusual."""
         intervals = self._in
         kind = np.zeros(len(intervals), dtype=np.int32)
         kind[self._kernel] = _KINDS.index("kernel")
@@ -614,17 +606,9 @@ class _Mapper:
             kind=kind, step=step, phase=phase, cause=cause, rows=rows, messages=messages
         )
         table = self._append(table, backward, "phase", steps.at(backward.start))
-        table = self._append(table, derived, "step", derived.label)
-        unknown, suspects = self._unknown_kernels()
-        return _Mapped(
-            table=table,
-            groups=self._groups,
-            on_device=bool(self._device.any()),
-            step_starts=dict(zip(steps.label.tolist(), steps.start.tolist(), strict=True)),
-            kernel_classes=self._kernel_classes(unknown),
-            suspects=suspects,
-            unknown_categories=self._unknown_categories(),
-        )
+        starts = (steps.start + self._base).tolist()
+        self.step_starts = dict(zip(steps.label.tolist(), starts, strict=True))
+        return self._append(table, derived, "step", derived.label)
 
     def _find_launches(self) -> npt.NDArray[np.int64]:
         """For device work the row of the runtime call with the same correlation, else -1."""
@@ -736,8 +720,8 @@ class _Mapper:
 
     def _messages(self) -> tuple[list[int], list[Message]]:
         intervals = self._in
-        describer = Describer(intervals, self._groups, self._backend, self._rank)
-        if not self._device.any():
+        describer = Describer(intervals, self.groups, self._backend, self._rank)
+        if not self.on_device:
             return describer.spans()
         found = np.flatnonzero(self._message_kernel)
         rows = found.tolist()
@@ -819,7 +803,7 @@ class _Mapper:
                     f"annotation/stream-{track}{where}",
                 )[family]
             )
-        if not self._device.any():
+        if not self.on_device:
             groups = Codes()
             codes[rows] = [len(names) + groups[message.group] for message in messages]
             names.extend(f"comm/{group}" for group in groups)
@@ -866,16 +850,18 @@ class _Mapper:
         # In two chunks: one would copy every column, the many empty ones included.
         return pa.concat_tables([table, added]).unify_dictionaries()
 
-    def _unknown_kernels(self) -> tuple[int, Counter[str]]:
+    def suspects(self) -> Counter[str]:
+        """How often kernels ran that are named like communication but of no known library."""
         intervals = self._in
         unknown = intervals.named(is_suspect_kernel, self._kernel)
         times = np.bincount(intervals.name[unknown], minlength=len(intervals.names))
-        found = {
-            clean(intervals.names[code], 200): int(times[code]) for code in np.flatnonzero(times)
-        }
-        return int(unknown.sum()), Counter(found)
+        found: Counter[str] = Counter()
+        for code in np.flatnonzero(times):
+            found[clean(intervals.names[code], 200)] += int(times[code])
+        return found
 
-    def _kernel_classes(self, unknown: int) -> dict[str, int]:
+    def kernel_classes(self, unknown: int) -> dict[str, int]:
+        """How many kernels and copies are of each class; `unknown` of them are suspects."""
         communication = int(self._message_kernel.sum())
         return {
             "computation": int(self._kernel.sum()) - communication - unknown,
@@ -884,7 +870,8 @@ class _Mapper:
             "unknown": unknown,
         }
 
-    def _unknown_categories(self) -> Counter[str]:
+    def unknown_categories(self) -> Counter[str]:
+        """How many intervals are of each category that this reader does not know."""
         known = (
             *(rows_of.KERNEL | rows_of.COPY | rows_of.SYNC | rows_of.DEVICE_MARK),
             *(rows_of.MARK | rows_of.OPERATOR | rows_of.RUNTIME),
