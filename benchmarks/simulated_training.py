@@ -17,10 +17,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
-from ddltrace.experiments.engine.create_policy import create_step_policy
 from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.take_over import create_step_policy
 from ddltrace.experiments.engine.update_control import UpdateControl
-from ddltrace.experiments.frequency.policies.step_policy import StepContext
+from ddltrace.experiments.frequency.frequency import StepContext
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.strategy.spec import parse
@@ -85,7 +85,13 @@ class _RankTraining:
         ]
         self._policy = create_step_policy(
             strategy,
-            StepContext(named, ranks.group(rank, "model"), self._new_exchange),
+            StepContext(
+                named,
+                ranks.group(rank, "model"),
+                self._new_exchange,
+                encodes=strategy.encodes,
+                keeps_residuals=strategy.feedback is not None,
+            ),
             ranks.group(rank, "messages"),
         )
         exchanges = getattr(strategy.frequency, "exchanges", "gradients")

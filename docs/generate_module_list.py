@@ -35,7 +35,7 @@ FOLDERS: Final = (
     "analyzer/formatting",
     *("experiments/strategy", "experiments", "experiments/schedules", "experiments/codecs"),
     *("experiments/codecs/kernels", "experiments/codecs/forms", "experiments/frequency"),
-    *("experiments/frequency/policies", "experiments/optimizer_rules"),
+    "experiments/optimizer_rules",
     *(
         "experiments/architectures",
         "experiments/collectives",

@@ -38,8 +38,7 @@ from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.frequency.accumulate import Accumulate
 from ddltrace.experiments.frequency.diloco import DiLoCo
-from ddltrace.experiments.frequency.local_sgd import LocalSgd
-from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
+from ddltrace.experiments.frequency.local_sgd import LocalSgd, PostLocalSgd
 from ddltrace.experiments.messages.message_plan import (
     Gradient,
     Message,

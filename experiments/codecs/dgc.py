@@ -18,7 +18,7 @@ from ddltrace.experiments.codecs.codec import (
     kept_elements,
 )
 from ddltrace.experiments.codecs.sparse import add_sparse, densified, largest, sparse_payload
-from ddltrace.experiments.lazy_torch import torch
+from ddltrace.experiments.lazy_torch import dist, torch
 from ddltrace.experiments.technique import technique
 
 _WARMUP_STAGES = 4
@@ -135,8 +135,6 @@ class DgcCodec(Codec):
     def __init__(self, description: Dgc) -> None:
         super().__init__(description)
         self._parameters = description
-        import torch.distributed as dist
-
         initialized = dist.is_available() and dist.is_initialized()
         self.ranks = dist.get_world_size() if initialized else 1
         own = description.momentum

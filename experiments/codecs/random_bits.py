@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from ddltrace.experiments.lazy_torch import torch
+from ddltrace.experiments.lazy_torch import dist, torch
 
 BITS: Final = 16
 """Random bits of one number. The bias of a rounding with them is below 2 ** -17 of a level."""
@@ -39,8 +39,6 @@ class RandomBits:
                 each rank, derived from ``torch.initial_seed()``.
         """
         if seed is None:
-            import torch.distributed as dist
-
             rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
             seed = _mix(torch.initial_seed() & _WORD) ^ _mix(rank << 32 | next(_made))
         self._state = _mix(seed & _WORD)

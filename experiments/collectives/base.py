@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-import torch.distributed as dist
+from ddltrace.experiments.lazy_torch import dist, torch
 
 
 class Pending(Protocol):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ddltrace.experiments.frequency.policies.parameter_exchange import ParameterExchange
-from ddltrace.experiments.frequency.policies.step_policy import EveryStep, StepContext
+from ddltrace.experiments.frequency.frequency import EveryStep, StepContext
+from ddltrace.experiments.frequency.parameter_exchange import ParameterExchange
 from ddltrace.experiments.messages.trace_marks import mark
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.synchronization.marks import mark_name
@@ -38,15 +37,13 @@ class GroupAveraging(EveryStep):
         self._parameters = [parameter for _, parameter in context.parameters]
         mark(mark_name("rule", spec=f"grouped:every={rule.every},size={rule.size}"))
 
-    @torch.no_grad()
     def after_update(self, optimizer: Optimizer) -> None:
         """Averages, if it is time."""
         del optimizer
         step, self._step = self._step, self._step + 1
         mark(mark_name("group", worker=dist.get_rank(), clock=step))
         if self._rule.averages_after(step):
-            sent = self._exchange.start([p.detach() for p in self._parameters], _NAME)
-            averages = self._exchange.finish(sent, _NAME)
+            averages = self._exchange.average([p.detach() for p in self._parameters], _NAME)
             for parameter, average in zip(self._parameters, averages, strict=True):
                 parameter.copy_(average)
             mark(mark_name("all", worker=dist.get_rank(), clock=step))

@@ -42,10 +42,14 @@ from ddltrace.experiments.engine.step_in_progress import (
     StepInProgress,
     Usage,
 )
-from ddltrace.experiments.frequency.policies.step_policy import StepPolicy
-from ddltrace.experiments.messages.gradient_description import describe_gradient
+from ddltrace.experiments.frequency.frequency import StepPolicy
 from ddltrace.experiments.messages.message_exchange import MessageExchange
-from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
+from ddltrace.experiments.messages.message_plan import (
+    Gradient,
+    Message,
+    MessagePlan,
+    describe_gradient,
+)
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
 from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.schedules.base import Schedule

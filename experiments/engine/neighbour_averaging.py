@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.frequency.frequency import ParametersApart, StepContext
 from ddltrace.experiments.messages.trace_marks import carrying, mark, region
 from ddltrace.experiments.synchronization.adpsgd import AdPsgd
 from ddltrace.experiments.synchronization.gossip import Gossip
@@ -23,11 +23,8 @@ _MIX: Final = 3
 _END: Final = -1
 
 
-class _Peers(StepPolicy):
-    """What both have in common: parameters as one flat tensor, and their mean at the end."""
-
-    steps_alone: ClassVar[bool] = True
-    one_optimizer: ClassVar[bool] = True
+class _Peers(ParametersApart):
+    """What both have in common."""
 
     def __init__(self, spec: str, context: StepContext, group: dist.ProcessGroup) -> None:
         """Takes the group.
@@ -37,49 +34,20 @@ class _Peers(StepPolicy):
             context: The job.
             group: Process group that carries the messages.
         """
-        super().__init__(context)
-        self._parameters = [parameter for _, parameter in context.parameters]
-        self._group = group
+        super().__init__(context, group)
         self._me, self._ranks = group.rank(), group.size()
         self._names = dist.get_process_group_ranks(context.group)
         self._clock = 0
-        self._ended = False
         if self._ranks < 2:
             refuse(spec, "the job has one rank, and ranks average with others")
         if len({parameter.dtype for parameter in self._parameters}) > 1:
             refuse(spec, "the model has parameters of several element types")
         mark(mark_name("rule", spec=spec))
 
-    def exchanges_gradients(self) -> bool:
-        """Never: parameters are averaged."""
-        return False
-
-    def end(self) -> None:
-        """Ends what is under way, and gives every rank the mean of all."""
-        if self._ended:
-            return
-        self._ended = True
-        self._end()
-        values = self._flat()
-        with carrying("mean of all ranks at the end", self._parameters):
-            dist.all_reduce(values, group=self._group)
-        self._set(values / self._ranks)
-
-    def _end(self) -> None:
-        raise NotImplementedError
-
-    def _flat(self) -> torch.Tensor:
+    def _joined_parameters(self) -> torch.Tensor:
         """A copy of all parameters, on the CPU."""
         with torch.no_grad():
             return torch.cat([p.detach().reshape(-1).to("cpu") for p in self._parameters])
-
-    @torch.no_grad()
-    def _set(self, values: torch.Tensor) -> None:
-        at = 0
-        for parameter in self._parameters:
-            part = values[at : at + parameter.numel()]
-            parameter.copy_(part.view(parameter.shape))
-            at += parameter.numel()
 
     def _post(self, send: bool, values: torch.Tensor, peer: int, tag: int, name: str) -> Any:
         with carrying(name, self._parameters if values.is_floating_point() else ()):
@@ -127,11 +95,11 @@ class NeighbourMean(_Peers):
         del optimizer
         self._launch()
 
-    def _end(self) -> None:
+    def _end_messages(self) -> None:
         self._wait()
 
     def _launch(self) -> None:
-        own = self._flat()
+        own = self._joined_parameters()
         self._buffers = [own, *(torch.empty_like(own) for _ in self._neighbours)]
         name = f"parameters of step {self._clock}"
         for peer, buffer in zip(self._neighbours, self._buffers[1:], strict=True):
@@ -184,7 +152,7 @@ class PairMean(_Peers):
             self._average()
             return True
         if self._shared is None:
-            self._shared = self._flat()
+            self._shared = self._joined_parameters()
             self._begun.set()
         self._lock.acquire()
         self._set(self._shared)
@@ -195,17 +163,17 @@ class PairMean(_Peers):
         del optimizer
         self._clock += 1
         if not self._is_active:
-            self._shared = self._flat()
+            self._shared = self._joined_parameters()
             self._lock.release()
 
-    def _end(self) -> None:
+    def _end_messages(self) -> None:
         if self._is_active:
             message = torch.tensor([_END])
             for peer in self._rule.partners(self._me, self._ranks):
                 self._post(True, message, peer, _REQUEST, "end").wait()
             return
         if self._shared is None:
-            self._shared = self._flat()
+            self._shared = self._joined_parameters()
             self._begun.set()
         for thread in self._threads:
             thread.join()
@@ -214,7 +182,7 @@ class PairMean(_Peers):
     def _average(self) -> None:
         peer = self._rule.partner(self._me, self._ranks, self._clock)
         start = time.monotonic_ns()
-        own = self._flat()
+        own = self._joined_parameters()
         mean = torch.empty_like(own)
         clock = torch.tensor([self._clock])
         theirs = torch.zeros(1, dtype=torch.int64)

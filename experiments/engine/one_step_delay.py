@@ -22,10 +22,9 @@ from ddltrace.experiments.engine.parameter_access import (
 from ddltrace.experiments.engine.payloads import Payloads
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.step_in_progress import Usage
-from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
-from ddltrace.experiments.messages.gradient_description import describe_gradient
+from ddltrace.experiments.frequency.frequency import StepContext, StepPolicy
 from ddltrace.experiments.messages.message_exchange import Handle
-from ddltrace.experiments.messages.message_plan import Message
+from ddltrace.experiments.messages.message_plan import Message, describe_gradient
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
 from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.schedules.odsgd import OdSgd

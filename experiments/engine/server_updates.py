@@ -15,7 +15,7 @@ from ddltrace.experiments.asynchrony.server_optimizer import OPTIMIZERS, setting
 from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.engine.parameter_access import raw_gradient
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.frequency.frequency import StepContext, StepPolicy
 from ddltrace.experiments.messages.trace_marks import mark, region
 from ddltrace.experiments.observation.choices import report_choice
 from ddltrace.experiments.observation.restrictions import report_restriction

@@ -22,7 +22,7 @@ from ddltrace.experiments.engine.deferred_update import DeferredUpdate, update_b
 from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.frequency.policies.step_policy import EveryStep, StepPolicy
+from ddltrace.experiments.frequency.frequency import EveryStep, StepPolicy
 from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
@@ -178,7 +178,9 @@ class UpdateControl:
         if self._takes_momentum:
             self._take_momentum(optimizer)
         self._skips = not self._unscaled(optimizer)
-        if self._skips or not self._policy.before_update(optimizer):
+        with torch.no_grad():
+            updates = not self._skips and self._policy.before_update(optimizer)
+        if not updates:
             self._hide(optimizer)
             return
         if self._exchange.waits_by_layer:
@@ -204,7 +206,8 @@ class UpdateControl:
         if self._skips:
             self._skips = False
         else:
-            self._policy.after_update(optimizer)
+            with torch.no_grad():
+                self._policy.after_update(optimizer)
 
     def settle(self) -> None:
         """Waits for pending messages and applies them."""
@@ -214,7 +217,8 @@ class UpdateControl:
     def end(self) -> None:
         """At the end of the job: applies all pending messages."""
         self.settle()
-        self._policy.end()
+        with torch.no_grad():
+            self._policy.end()
 
     def restore(self, optimizer: Optimizer) -> None:
         """Restores the policy's state from the checkpoint that the optimizer has loaded, if any."""

@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ddltrace.experiments.frequency.diloco import check_outer
-from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
+from ddltrace.experiments.frequency.frequency import (
+    ParametersApart,
+    Periodic,
+    StepContext,
+    StepPolicy,
+    like_parameters,
+)
+from ddltrace.experiments.lazy_torch import dist, torch
+from ddltrace.experiments.messages.trace_marks import carrying
+from ddltrace.experiments.optimizer_rules.optimizer_rule import joined, split
 from ddltrace.experiments.technique import technique
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 @technique(
@@ -20,7 +32,7 @@ from ddltrace.experiments.technique import technique
     needs=("memory for two copies of the parameters",),
 )
 @dataclass(frozen=True)
-class NoLoCo(Frequency):
+class NoLoCo(Periodic):
     """Every rank trains alone; after `period` updates it takes an outer step with one other rank.
 
     With the weights w of the last outer step and those of now, v, and means over the two ranks:
@@ -36,7 +48,6 @@ class NoLoCo(Frequency):
             authors' code.
     """
 
-    exchanges: ClassVar[Exchanged] = "parameters"
     period: int = 50
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
@@ -47,14 +58,9 @@ class NoLoCo(Frequency):
         if self.pull is not None and not 0 <= self.pull < math.inf:
             raise ValueError("pull must be a number of at least 0")
 
-    @property
-    def cycle_steps(self) -> int:
-        """Steps after which the exchanges repeat."""
-        return self.period
-
-    def steps_after(self, step: int) -> bool:
-        """Whether an outer step follows inner update number `step`, from 0."""
-        return (step + 1) % self.period == 0
+    def policy(self, context: StepContext) -> StepPolicy:
+        """Outer steps in pairs."""
+        return PairStepPolicy(context, self)
 
     def partner(self, outer_step: int, rank: int, ranks: int) -> int | None:
         """The rank with which a rank takes an outer step; None for none.
@@ -69,3 +75,77 @@ class NoLoCo(Frequency):
         place = order.index(rank)
         other = place ^ 1
         return order[other] if other < ranks else None
+
+
+class PairStepPolicy(ParametersApart):
+    """Takes outer steps with one other rank at a time.
+
+    A checkpoint of the job's optimizer contains the outer weights of its rank, their momentum and
+    the number of the step.
+    """
+
+    def __init__(self, context: StepContext, frequency: NoLoCo) -> None:
+        super().__init__(context, context.group)
+        self._noloco = frequency
+        self._outer: list[torch.Tensor] = []
+        self._momentum: list[torch.Tensor] = []
+        self._step = 0
+
+    def before_update(self, optimizer: Optimizer) -> bool:
+        """Copies the initial weights before the first step.
+
+        Not earlier: a job loads a checkpoint of its model after it has wrapped it.
+        """
+        del optimizer
+        if not self._outer:
+            self._outer = [parameter.detach().clone() for parameter in self._parameters]
+            self._momentum = [torch.zeros_like(outer) for outer in self._outer]
+        return True
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Takes an outer step if one is due."""
+        del optimizer
+        step, self._step = self._step, self._step + 1
+        if not self._noloco.exchanges_after(step):
+            return
+        own = joined(
+            [*self._outer, *(p - w for p, w in zip(self._parameters, self._outer, strict=True))]
+        )
+        mean = self._mean_of_pair(step // self._noloco.period, own)
+        parts = split(mean, [*self._outer, *self._outer])
+        count = len(self._outer)
+        rate, pull = self._noloco.outer_lr, self._noloco.pull
+        for parameter, outer, momentum, centre, moved in zip(
+            self._parameters, self._outer, self._momentum, parts[:count], parts[count:], strict=True
+        ):
+            momentum.mul_(self._noloco.outer_momentum).add_(moved, alpha=rate)
+            momentum.add_(centre.sub_(outer), alpha=rate if pull is None else pull)
+            parameter.copy_(outer.add_(momentum))
+
+    def _mean_of_pair(self, outer_step: int, own: torch.Tensor) -> torch.Tensor:
+        """The mean of this rank's vector and its partner's; its own without one."""
+        group = self._group
+        partner = self._noloco.partner(outer_step, group.rank(), group.size())
+        if partner is None:
+            return own
+        received = torch.empty_like(own)
+        with carrying("weights and distance of an outer step", self._parameters):
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, own, group=group, group_peer=partner),
+                    dist.P2POp(dist.irecv, received, group=group, group_peer=partner),
+                ]
+            )
+        for work in works:
+            work.wait()
+        return received.add_(own).div_(2)
+
+    def state(self) -> dict[str, Any]:
+        """The number of the step, and the outer optimizer's tensors."""
+        return {"step": self._step, "outer": self._outer, "momentum": self._momentum}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores them."""
+        self._outer = like_parameters(self._parameters, state["outer"])
+        self._momentum = like_parameters(self._parameters, state["momentum"])
+        self._step = int(state["step"])

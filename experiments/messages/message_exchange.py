@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
-import torch
-import torch.distributed as dist
-
+from ddltrace.experiments.lazy_torch import dist, torch
 from ddltrace.experiments.messages.message_plan import Gradient, Message
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
 
 _MESSAGE_BYTES: Final = 32 << 20
 
@@ -44,6 +47,28 @@ class Gradient:
     def bytes(self) -> int:
         """Size of the whole gradient in bytes."""
         return self.elements * self.element_bytes
+
+
+def describe_gradient(
+    index: int, name: str, parameter: torch.Tensor, use: int | None = None
+) -> Gradient:
+    """Describes the gradient of a parameter for a schedule.
+
+    Args:
+        index: Index of the parameter among those of the model.
+        name: Qualified name of the parameter.
+        parameter: The parameter.
+        use: Position of its first use in a forward pass; None if unknown.
+    """
+    return Gradient(
+        index=index,
+        name=name,
+        elements=parameter.numel(),
+        element_bytes=parameter.element_size(),
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        shape=tuple(parameter.shape),
+        use=use,
+    )
 
 
 @dataclass(frozen=True)

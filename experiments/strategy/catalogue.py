@@ -19,12 +19,10 @@ from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.architectures.tree import Tree
 from ddltrace.experiments.frequency.accumulate import Accumulate
 from ddltrace.experiments.frequency.demo import Demo
-from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.diloco import DiLoCo, StreamingDiLoCo
 from ddltrace.experiments.frequency.dion import Dion
-from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.frequency.local_sgd import LocalSgd, PostLocalSgd
 from ddltrace.experiments.frequency.noloco import NoLoCo
-from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
-from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
 from ddltrace.experiments.optimizer_rules.lamb import Lamb
 from ddltrace.experiments.optimizer_rules.lars import Lars
 from ddltrace.experiments.optimizer_rules.muon import Muon

@@ -8,9 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from ddltrace.experiments.collectives.base import Collectives, Pending
+from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.messages.message_exchange import Handle
 from ddltrace.tracer.codec_events import record_codec
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
+from ddltrace.experiments.frequency import demo as decoupled_momentum
 from ddltrace.experiments.frequency.demo import Demo
-from ddltrace.experiments.frequency.policies import decoupled_momentum
 from ddltrace.experiments.strategy.spec import parse
 
 STEPS = 12

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from ddltrace.experiments.frequency.accumulate import Accumulate
 from ddltrace.experiments.frequency.demo import Demo
-from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.diloco import DiLoCo, StreamingDiLoCo
 from ddltrace.experiments.frequency.dion import Dion
-from ddltrace.experiments.frequency.local_sgd import LocalSgd
+from ddltrace.experiments.frequency.local_sgd import LocalSgd, PostLocalSgd
 from ddltrace.experiments.frequency.noloco import NoLoCo
-from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
-from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.errors import UsageError
 
@@ -21,15 +19,15 @@ from ddltrace.tracer.errors import UsageError
 @given(st.integers(1, 50), st.integers(0, 500))
 def test_periods_give_as_many_rounds_as_fit(period: int, steps: int) -> None:
     rounds = steps // period
-    assert sum(map(LocalSgd(period).averages_after, range(steps))) == rounds
-    assert sum(map(DiLoCo(period).steps_after, range(steps))) == rounds
+    assert sum(map(LocalSgd(period).exchanges_after, range(steps))) == rounds
+    assert sum(map(DiLoCo(period).exchanges_after, range(steps))) == rounds
     assert sum(map(Accumulate(period).updates_after, range(steps))) == rounds
 
 
 def test_post_local_sgd_averages_when_pytorch_does() -> None:
     frequency = PostLocalSgd(start=3, period=4)
     assert [frequency.exchanges_gradients(step) for step in range(5)] == [True] * 3 + [False] * 2
-    assert [step for step in range(16) if frequency.averages_after(step)] == [3, 7, 11, 15]
+    assert [step for step in range(16) if frequency.exchanges_after(step)] == [3, 7, 11, 15]
 
 
 @given(st.integers(1, 40), st.integers(1, 12))

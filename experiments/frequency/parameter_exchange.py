@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from ddltrace.experiments.messages.gradient_description import describe_gradient
+from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
-from ddltrace.experiments.messages.message_plan import Message, plan_in_order
+from ddltrace.experiments.messages.message_plan import Message, describe_gradient, plan_in_order
 from ddltrace.experiments.messages.trace_marks import carrying
 
 
@@ -43,6 +41,10 @@ class ParameterExchange:
         ]
         self._plan = plan_in_order(gradients)
         exchange.prepare(self._plan.gradients)
+
+    def average(self, tensors: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+        """The averages; arguments and result as of `start` and `finish`."""
+        return self.finish(self.start(tensors, name), name)
 
     def start(self, tensors: Sequence[torch.Tensor], name: str) -> list[_Sent]:
         """Starts to average.

@@ -1,1 +1,0 @@
-"""Step policies, which execute frequency techniques on a torch model."""
