@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ddltrace.experiments.codecs.codec import (
     Codec,
@@ -22,19 +22,18 @@ from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
 
-@technique(
-    "volume",
-    "fp16",
-    "16-bit floats, summed in 16 bits",
-    "PyTorch's fp16_compress_hook",
-)
-@dataclass(frozen=True)
-class Fp16(CodecDescription):
-    """IEEE half precision: 11 significant bits, values above 65,504 become infinite."""
+class HalfPrecision(CodecDescription):
+    """16-bit floats.
+
+    Attributes:
+        kind: Their element type in `torch`.
+    """
+
+    kind: ClassVar[Literal["float16", "bfloat16"]]
 
     def codec(self, seed: int | None) -> Codec:
         """A cast."""
-        return HalfPrecisionCodec(self, "float16")
+        return HalfPrecisionCodec(self)
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """Two bytes an element."""
@@ -43,6 +42,19 @@ class Fp16(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """Sums of halves are halves: an all-reduce of half the bytes."""
         return "all_reduce"
+
+
+@technique(
+    "volume",
+    "fp16",
+    "16-bit floats, summed in 16 bits",
+    "PyTorch's fp16_compress_hook",
+)
+@dataclass(frozen=True)
+class Fp16(HalfPrecision):
+    """IEEE half precision: 11 significant bits, values above 65,504 become infinite."""
+
+    kind: ClassVar[Literal["float16", "bfloat16"]] = "float16"
 
 
 @technique(
@@ -52,28 +64,18 @@ class Fp16(CodecDescription):
     "PyTorch's bf16_compress_hook",
 )
 @dataclass(frozen=True)
-class Bf16(CodecDescription):
+class Bf16(HalfPrecision):
     """bfloat16: 8 significant bits, the range of float32."""
 
-    def codec(self, seed: int | None) -> Codec:
-        """A cast."""
-        return HalfPrecisionCodec(self, "bfloat16")
-
-    def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
-        """Two bytes an element."""
-        return 2 * elements
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """Sums of halves are halves: an all-reduce of half the bytes."""
-        return "all_reduce"
+    kind: ClassVar[Literal["float16", "bfloat16"]] = "bfloat16"
 
 
 class HalfPrecisionCodec(Codec):
     """Rounds to the nearest 16-bit float. Infinities and NaN are preserved."""
 
-    def __init__(self, description: CodecDescription, name: Literal["float16", "bfloat16"]) -> None:
+    def __init__(self, description: HalfPrecision) -> None:
         super().__init__(description)
-        self.dtype: torch.dtype = getattr(torch, name)
+        self.dtype: torch.dtype = getattr(torch, description.kind)
 
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         half = flat.to(self.dtype)

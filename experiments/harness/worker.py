@@ -40,7 +40,7 @@ from ddltrace.experiments.strategy.plugins import load_inherited
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.transports import protocols
-from ddltrace.experiments.transports.tcp import Tcp
+from ddltrace.experiments.transports.transport import Tcp
 from ddltrace.experiments.workloads import WORKLOADS, create
 from ddltrace.experiments.workloads.base import Workload
 

@@ -9,12 +9,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
-
-    from ddltrace.tracer.capture.session import Session
 
 
 CALIBRATION: Final = "calibration: "
@@ -24,11 +22,13 @@ CALIBRATION_BEGINS: Final = f"{CALIBRATION}begins"
 CALIBRATION_ENDS: Final = f"{CALIBRATION}ends"
 
 
-def current_session() -> Session | None:
-    """The session of this process, if it is a recording rank."""
+def current_session() -> Any:
+    """The `Session` of this process, if it is a recording rank; else None.
+
+    It has no type here: who reads descriptions of techniques does not depend on the capture.
+    """
     module = sys.modules.get("ddltrace.tracer.capture.session")
-    session: Session | None = module.current_session() if module is not None else None
-    return session
+    return None if module is None else module.current_session()
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ class StepCount:
 
         To be called after every update, by a hook that was registered after the tracer's.
         """
-        number = self._steps.number
+        number: int = self._steps.number
         is_first = number != self._last
         self._last = number
         return is_first

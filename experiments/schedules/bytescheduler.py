@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
-from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, WaitingPoint
+from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.by_priority import MEBIBYTE, ByPriority
-from ddltrace.experiments.schedules.p3 import plan_of_slices
+from ddltrace.experiments.schedules.p3 import ByUrgency, plan_of_slices
 from ddltrace.experiments.schedules.search import BayesianSearch, Search
 from ddltrace.experiments.technique import technique
 
@@ -30,7 +30,7 @@ _GRID_MB: Final = tuple(2.0**power for power in range(-4, 7))
     needs=("an optimizer that updates each parameter by itself (not LBFGS)",),
 )
 @dataclass(frozen=True)
-class ByteScheduler(Schedule):
+class ByteScheduler(ByUrgency):
     """Partitions of `partition_mb`, by priority, with at most `credit_mb` in flight.
 
     Attributes:
@@ -51,14 +51,9 @@ class ByteScheduler(Schedule):
             raise ValueError("credit_mb must not be negative")
 
     @property
-    def wait(self) -> WaitingPoint:
-        """Before each layer's next forward."""
-        return "layer"
-
-    @property
-    def agreement(self) -> Agreement:
-        """Rank 0 decides: readiness and completion are matters of time."""
-        return "leader"
+    def one_in_flight(self) -> bool:
+        """As many messages as the credit allows."""
+        return False
 
     @property
     def cuts_tensors(self) -> bool:

@@ -1,7 +1,8 @@
-"""Wait-free backpropagation: a gradient is sent as soon as it is ready.
+"""One message a tensor: during backward (wait-free backpropagation), or after it.
 
 Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed Deep Learning
-on GPU Clusters", USENIX ATC 2017, section 3.1.
+on GPU Clusters", USENIX ATC 2017, section 3.1. FIFO after backward has no overlap at all: the
+reference point of the survey.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
-from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
+from ddltrace.experiments.schedules.base import AfterBackward, Dispatcher, InTurn, Schedule
 from ddltrace.experiments.technique import technique
 
 
@@ -39,3 +40,22 @@ class WaitFree(Schedule):
     def dispatcher(self, plan: MessagePlan) -> Dispatcher:
         """Lets each message go as soon as its turn and its gradient have come."""
         return InTurn(plan)
+
+
+@technique(
+    "order",
+    "fifo",
+    "one message a tensor, all after backward",
+    "the unoptimized reference",
+)
+@dataclass(frozen=True)
+class Fifo(Schedule):
+    """One message a tensor, in order of creation, output layer first, after backward."""
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        """One message a tensor, in the order in which the gradients are created."""
+        return MessagePlan(gradients, [[whole(gradient)] for gradient in gradients])
+
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        """Holds everything back until backward has ended."""
+        return AfterBackward(plan)

@@ -1,6 +1,6 @@
 """The catalogue of all techniques, along the axes on which they combine.
 
-Each technique is one file that registers it; this module lists the built-in ones in the order in
+Each technique registers itself in its file; this module lists the built-in ones in the order in
 which they are shown. Those of plug-ins follow them on their axis.
 """
 
@@ -34,25 +34,19 @@ from ddltrace.experiments.parallelism.descriptions import (
     TensorParallel,
     Zero,
 )
-from ddltrace.experiments.schedules.best_buckets import BestBuckets
 from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
-from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.schedules.fifo import Fifo
+from ddltrace.experiments.schedules.ddp_buckets import BestBuckets, DdpBuckets
 from ddltrace.experiments.schedules.fusion import Fusion
 from ddltrace.experiments.schedules.mgwfbp import MgWfbp
 from ddltrace.experiments.schedules.odsgd import OdSgd
-from ddltrace.experiments.schedules.p3 import P3
+from ddltrace.experiments.schedules.p3 import P3, TicTac
 from ddltrace.experiments.schedules.poseidon import Poseidon
-from ddltrace.experiments.schedules.tictac import TicTac
-from ddltrace.experiments.schedules.wait_free import WaitFree
-from ddltrace.experiments.synchronization.adaptive_ssp import AdaptiveSsp
+from ddltrace.experiments.schedules.wait_free import Fifo, WaitFree
 from ddltrace.experiments.synchronization.adpsgd import AdPsgd
-from ddltrace.experiments.synchronization.asp import Asp
-from ddltrace.experiments.synchronization.backup import Backup
-from ddltrace.experiments.synchronization.bsp import Bsp
+from ddltrace.experiments.synchronization.bsp import Backup, Bsp
 from ddltrace.experiments.synchronization.gossip import Gossip
 from ddltrace.experiments.synchronization.grouped import Grouped
-from ddltrace.experiments.synchronization.ssp import Ssp
+from ddltrace.experiments.synchronization.ssp import AdaptiveSsp, Asp, Ssp
 from ddltrace.experiments.technique import Technique, on_axis
 
 _DEFAULTS: Final = (

@@ -11,7 +11,7 @@ from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.codecs.thc import Thc, levels
 from ddltrace.experiments.schedules.search import BayesianSearch
 from ddltrace.experiments.strategy.strategy import Strategy
-from ddltrace.experiments.synchronization.backup import Backup
+from ddltrace.experiments.synchronization.bsp import Backup
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.tracer.optional_packages import require_extra
 

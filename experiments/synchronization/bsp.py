@@ -1,4 +1,8 @@
-"""Bulk synchronous parallel: Valiant, "A Bridging Model for Parallel Computation", CACM 1990."""
+"""Rules by which workers proceed in rounds.
+
+Bulk synchronous parallel: Valiant, "A Bridging Model for Parallel Computation", CACM 1990. Backup
+workers: Chen et al., "Revisiting Distributed Synchronous SGD", arXiv 1604.00981.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +31,50 @@ class Bsp(ServerRule):
         """No worker runs ahead."""
         del seconds
         return 0
+
+
+@technique(
+    "synchronization",
+    "backup",
+    "each update takes the first gradients of its round; those of the last workers are dropped",
+    "Chen et al., arXiv 1604.00981",
+    needs=("servers in processes of their own: one, or as ps:servers=N says",),
+)
+@dataclass(frozen=True)
+class Backup(ServerRule):
+    """Each update is the mean of the first pushes of its round; those of the last are dropped.
+
+    A worker whose push came too late continues with the round that the servers have reached.
+
+    Attributes:
+        workers: Number of workers that a round does not wait for.
+    """
+
+    by_rounds: ClassVar[bool] = True
+
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError("workers must be at least 1")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Checks whether a round has a worker to wait for.
+
+        Raises:
+            ValueError: It has none.
+        """
+        if self.workers >= ranks:
+            raise ValueError(
+                f"with backup:workers={self.workers}, no worker of {ranks} is left for which a "
+                "round waits; choose fewer backup workers, or asp"
+            )
+
+    def bound_for(self, seconds: Mapping[int, Sequence[float]]) -> int:
+        """No worker runs ahead of the rounds."""
+        del seconds
+        return 0
+
+    def round_is_complete(self, pushed: int, active: int) -> bool:
+        """Whether all but `workers` have pushed, and one at least."""
+        return pushed >= max(1, active - self.workers)

@@ -10,12 +10,11 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddltrace.experiments.synchronization.adaptive_ssp import AdaptiveSsp
 from ddltrace.experiments.synchronization.gossip import Gossip
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.synchronization.marks import Mark
 from ddltrace.experiments.synchronization.rule import ServerRule
-from ddltrace.experiments.synchronization.ssp import Ssp
+from ddltrace.experiments.synchronization.ssp import AdaptiveSsp, Ssp
 
 Marks = Mapping[int, Sequence[Mark]]
 """Marks by the global rank of the process, in its own order."""

@@ -1,6 +1,6 @@
 """The transport axis: the message library that carries a strategy's messages.
 
-A module here describes one library and knows nothing of PyTorch; `backends` makes a backend of
+`transport` describes the libraries without PyTorch; `backends` makes a backend of
 `torch.distributed` of each.
 """
 
@@ -10,14 +10,16 @@ from typing import Final
 
 from ddltrace.experiments.grammar import Grammar
 from ddltrace.experiments.technique import on_axis
-from ddltrace.experiments.transports.gloo import Gloo
-from ddltrace.experiments.transports.grpc import Grpc
-from ddltrace.experiments.transports.mpi import Mpi
-from ddltrace.experiments.transports.nccl import Nccl
-from ddltrace.experiments.transports.tcp import Tcp
-from ddltrace.experiments.transports.transport import Transport
-from ddltrace.experiments.transports.ucx import Ucx
-from ddltrace.experiments.transports.zeromq import ZeroMq
+from ddltrace.experiments.transports.transport import (
+    Gloo,
+    Grpc,
+    Mpi,
+    Nccl,
+    Tcp,
+    Transport,
+    Ucx,
+    ZeroMq,
+)
 
 TRANSPORTS: Final[tuple[type[Transport], ...]] = (Gloo, Mpi, ZeroMq, Grpc, Ucx, Nccl, Tcp)
 

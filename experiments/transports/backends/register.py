@@ -9,15 +9,17 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ddltrace.experiments.transports.gloo import Gloo
-from ddltrace.experiments.transports.grpc import Grpc
-from ddltrace.experiments.transports.mpi import Mpi
-from ddltrace.experiments.transports.nccl import Nccl
 from ddltrace.experiments.transports.protocols import protocol_of_job
-from ddltrace.experiments.transports.tcp import Tcp
-from ddltrace.experiments.transports.transport import Transport
-from ddltrace.experiments.transports.ucx import Ucx
-from ddltrace.experiments.transports.zeromq import ZeroMq
+from ddltrace.experiments.transports.transport import (
+    Gloo,
+    Grpc,
+    Mpi,
+    Nccl,
+    Tcp,
+    Transport,
+    Ucx,
+    ZeroMq,
+)
 from ddltrace.tracer.errors import MissingCapabilityError
 from ddltrace.tracer.optional_packages import require_extra
 

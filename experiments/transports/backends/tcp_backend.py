@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes, fail
 from ddltrace.experiments.transports.backends.meeting import connect_all
 from ddltrace.experiments.transports.backends.messaging import MessagingGroup
-from ddltrace.experiments.transports.tcp import Tcp
+from ddltrace.experiments.transports.transport import Tcp
 from ddltrace.tracer.errors import MissingCapabilityError
 
 _FRAME: Final = struct.Struct("<iiqqqq")

@@ -9,10 +9,8 @@ from hypothesis import given
 from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.schedules.fifo import Fifo
-from ddltrace.experiments.schedules.p3 import P3
-from ddltrace.experiments.schedules.tictac import TicTac
-from ddltrace.experiments.schedules.wait_free import WaitFree
+from ddltrace.experiments.schedules.p3 import P3, TicTac
+from ddltrace.experiments.schedules.wait_free import Fifo, WaitFree
 
 MIB = 1 << 20
 

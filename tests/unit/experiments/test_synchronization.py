@@ -21,11 +21,8 @@ from ddltrace.experiments.harness.synchronization_report import (
     synchronization_of,
 )
 from ddltrace.experiments.strategy.spec import parse
-from ddltrace.experiments.synchronization.adaptive_ssp import AdaptiveSsp
 from ddltrace.experiments.synchronization.adpsgd import AdPsgd
-from ddltrace.experiments.synchronization.asp import Asp
-from ddltrace.experiments.synchronization.backup import Backup
-from ddltrace.experiments.synchronization.bsp import Bsp
+from ddltrace.experiments.synchronization.bsp import Backup, Bsp
 from ddltrace.experiments.synchronization.gossip import Gossip
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.synchronization.invariants import (
@@ -43,7 +40,7 @@ from ddltrace.experiments.synchronization.server_state import (
     Drop,
     ServerState,
 )
-from ddltrace.experiments.synchronization.ssp import Ssp
+from ddltrace.experiments.synchronization.ssp import AdaptiveSsp, Asp, Ssp
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import segment_name

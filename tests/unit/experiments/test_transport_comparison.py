@@ -18,7 +18,7 @@ from ddltrace.experiments.transport_benchmark.table import render
 from ddltrace.experiments.transports import NAMES, by_name, read
 from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
 from ddltrace.experiments.transports.backends.tcp_backend import check_options
-from ddltrace.experiments.transports.tcp import Tcp
+from ddltrace.experiments.transports.transport import Tcp
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
 KEY = Key(1, 0, 5)
