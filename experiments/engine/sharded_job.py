@@ -57,7 +57,8 @@ class ShardedJob:
             return
         self._known.update(m for m in module.modules() if isinstance(m, FSDPModule))
         try:
-            change_messages(module, self._how, partial(refuse, self._spec))
+            how, say = self._how, partial(refuse, self._spec)
+            change_messages(module, how.reduce, how.gather, how.prefetch, say)
         except (MissingCapabilityError, UsageError, ValueError) as error:
             refuse(self._spec, str(error))
 

@@ -33,7 +33,6 @@ from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile
 from ddltrace.experiments.pacing.slowdown import factor_of, read_slowdown
 from ddltrace.experiments.pacing.straggler import Straggler
-from ddltrace.experiments.parallelism.create import create as create_split
 from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
 from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.strategy.plugins import load_inherited
@@ -75,7 +74,7 @@ def _train(options: argparse.Namespace) -> None:
     if strategy.parallelism is None:
         training = StrategyTraining(workload, options.learning_rate, strategy)
     else:
-        training = create_split(strategy.parallelism, workload, options.learning_rate)
+        training = strategy.parallelism.split(workload, options.learning_rate)
     alone = strategy.synchronization is not None and strategy.synchronization.place == "servers"
     if alone:
         outcomes.started_path(options.outcome).touch()

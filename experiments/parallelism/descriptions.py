@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ddltrace.experiments.technique import technique
 from ddltrace.experiments.workloads.sizes import EXPERTS, HEADS, LAYERS
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.parallelism.split_training import SplitTraining
+    from ddltrace.experiments.workloads.base import Workload
 
 MAX_MICROBATCHES = 1024
 _MAX_PREFETCH = 64
@@ -14,7 +19,7 @@ _DENSE = ("digits", "vgg", "resnet", "gpt", "moe")
 
 
 @dataclass(frozen=True)
-class Parallelism:
+class Parallelism(ABC):
     """A kind of parallelism. Model, examples of a step and loss are those of data parallelism.
 
     Attributes:
@@ -23,14 +28,23 @@ class Parallelism:
 
     workloads: ClassVar[tuple[str, ...] | None] = None
 
-    def check_ranks(self, ranks: int) -> None:
+    @abstractmethod
+    def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
+        """Splits a workload over all ranks; loads the part of PyTorch that does it. Collective.
+
+        Args:
+            workload: A workload that it can split, for which `check_ranks` has passed.
+            learning_rate: Learning rate of the workload's optimizer.
+        """
+
+    def check_ranks(self, ranks: int) -> None:  # noqa: B027 - some split any number
         """Checks whether a model can be split over so many ranks.
 
         Raises:
             ValueError: It cannot.
         """
 
-    def check_examples(self, examples: int) -> None:
+    def check_examples(self, examples: int) -> None:  # noqa: B027 - most split any batch
         """Checks whether a batch can be split.
 
         Args:
@@ -57,6 +71,12 @@ class TensorParallel(Parallelism):
 
     workloads: ClassVar[tuple[str, ...] | None] = ("gpt",)
 
+    def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
+        """Divides the blocks."""
+        from ddltrace.experiments.parallelism.tensor_parallel import TensorParallelTraining
+
+        return TensorParallelTraining(workload, learning_rate)
+
     def check_ranks(self, ranks: int) -> None:
         """Heads are divided evenly."""
         if HEADS % ranks:
@@ -68,16 +88,26 @@ class Pipeline(Parallelism):
     """Each rank has consecutive layers; a batch passes through in microbatches.
 
     Attributes:
+        forward_first: Whether all forward passes come before all backward passes.
         microbatches: Parts of the batch of all ranks.
     """
 
     workloads: ClassVar[tuple[str, ...] | None] = ("gpt",)
 
+    forward_first: ClassVar[bool]
     microbatches: int = 4
 
     def __post_init__(self) -> None:
         if not 1 <= self.microbatches <= MAX_MICROBATCHES:
             raise ValueError(f"microbatches must be 1 to {MAX_MICROBATCHES}")
+
+    def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
+        """Divides the layers."""
+        from ddltrace.experiments.parallelism.pipeline import PipelineTraining
+
+        return PipelineTraining(
+            workload, learning_rate, self.microbatches, forward_first=self.forward_first
+        )
 
     def check_ranks(self, ranks: int) -> None:
         """Each rank has a part of the model: the embedding, blocks, the output."""
@@ -105,6 +135,8 @@ class Pipeline(Parallelism):
 class GPipe(Pipeline):
     """All forward passes, then all backward passes."""
 
+    forward_first: ClassVar[bool] = True
+
 
 @technique(
     "parallelism",
@@ -116,6 +148,8 @@ class GPipe(Pipeline):
 @dataclass(frozen=True)
 class OneForwardOneBackward(Pipeline):
     """A backward pass as soon as one can begin: a stage keeps fewer activations."""
+
+    forward_first: ClassVar[bool] = False
 
 
 @technique(
@@ -130,6 +164,12 @@ class ExpertParallel(Parallelism):
     """Each rank has some experts; tokens travel to their expert and back by all-to-all."""
 
     workloads: ClassVar[tuple[str, ...] | None] = ("moe",)
+
+    def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
+        """Divides the experts."""
+        from ddltrace.experiments.parallelism.expert_parallel import ExpertParallelTraining
+
+        return ExpertParallelTraining(workload, learning_rate)
 
     def check_ranks(self, ranks: int) -> None:
         """Experts are divided evenly."""
@@ -149,6 +189,12 @@ class Zero(Parallelism):
     """Each rank keeps a part of the optimizer's state, and broadcasts what it has updated."""
 
     workloads: ClassVar[tuple[str, ...] | None] = _DENSE
+
+    def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
+        """Divides the optimizer's state."""
+        from ddltrace.experiments.parallelism.sharded_state import ZeroTraining
+
+        return ZeroTraining(workload, learning_rate)
 
 
 Encoding = Literal["none", "bf16", "fp8", "int8", "int4"]
@@ -185,6 +231,12 @@ class Fsdp(Parallelism):
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= _MAX_PREFETCH:
             raise ValueError(f"prefetch must be 0 to {_MAX_PREFETCH}")
+
+    def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
+        """Divides the parameters."""
+        from ddltrace.experiments.parallelism.sharded_state import FsdpTraining
+
+        return FsdpTraining(workload, learning_rate, self.reduce, self.gather, self.prefetch)
 
     @property
     def changes_messages(self) -> bool:

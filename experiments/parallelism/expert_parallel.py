@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddltrace.experiments.parallelism.descriptions import ExpertParallel
 from ddltrace.experiments.parallelism.rank_functions import exchange_rows
 from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states, train_step
 from ddltrace.experiments.workloads.base import Workload
@@ -20,19 +19,14 @@ from ddltrace.experiments.workloads.sizes import EXPERTS
 class ExpertParallelTraining(SplitTraining):
     """Experts are divided over the ranks; all else is data parallel."""
 
-    def __init__(self, workload: Workload, learning_rate: float, how: ExpertParallel) -> None:
+    def __init__(self, workload: Workload, learning_rate: float) -> None:
         """Divides the experts.
 
         Args:
             workload: A workload whose model is a `MoeModel`.
             learning_rate: Learning rate of the workload's optimizer.
-            how: What is split.
-
-        Raises:
-            ValueError: The experts cannot be divided evenly.
         """
         super().__init__(workload)
-        how.check_ranks(self.ranks)
         assert isinstance(workload.model, MoeModel)
         self._model = workload.model
         self._whole = [block.experts for block in self._model.blocks]

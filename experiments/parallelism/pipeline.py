@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from ddltrace.experiments.parallelism.descriptions import GPipe, Pipeline
 from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states
 from ddltrace.experiments.workloads.base import Workload
 from ddltrace.experiments.workloads.gpt import GptModel
@@ -20,36 +19,33 @@ class PipelineTraining(SplitTraining):
 
     needs_all_examples = True
 
-    def __init__(self, workload: Workload, learning_rate: float, how: Pipeline) -> None:
+    def __init__(
+        self, workload: Workload, learning_rate: float, microbatches: int, *, forward_first: bool
+    ) -> None:
         """Divides the layers.
 
         Args:
             workload: A workload whose model is a `GptModel`.
             learning_rate: Learning rate of the workload's optimizer.
-            how: The schedule.
-
-        Raises:
-            ValueError: There are fewer layers than ranks.
+            microbatches: Equally large parts of each batch.
+            forward_first: Whether all forward passes come before all backward passes.
         """
         super().__init__(workload)
         assert isinstance(workload.model, GptModel)
         self._model = workload.model
         units = self._model.units()
-        how.check_ranks(self.ranks)
         first = self.rank * len(units) // self.ranks
         last = (self.rank + 1) * len(units) // self.ranks
         self._own = dict(units[first:last])
         part = nn.Sequential(*self._own.values())
         stage = PipelineStage(part, self.rank, self.ranks, torch.device("cpu"))
-        kind = ScheduleGPipe if isinstance(how, GPipe) else Schedule1F1B
-        self._schedule = kind(stage, how.microbatches, loss_fn=workload.loss)
+        kind = ScheduleGPipe if forward_first else Schedule1F1B
+        self._schedule = kind(stage, microbatches, loss_fn=workload.loss)
         kind_of_optimizer: Any = type(workload.optimizer(learning_rate))
         self._optimizer = kind_of_optimizer(part.parameters(), lr=learning_rate)
-        self._how = how
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """A step like that of one rank with all examples."""
-        self._how.check_examples(len(inputs))
         self._optimizer.zero_grad()
         arguments = (inputs,) if self.rank == 0 else ()
         losses: list[torch.Tensor] = []

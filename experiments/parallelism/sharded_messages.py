@@ -16,7 +16,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from ddltrace.experiments.codecs import create
 from ddltrace.experiments.codecs.forms.base import Coding
-from ddltrace.experiments.parallelism.descriptions import Fsdp
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
 _EXTENSION: Final = "set_custom_reduce_scatter"
@@ -30,18 +29,22 @@ def _raise(reason: str) -> NoReturn:
     raise UsageError(reason)
 
 
-def change_messages(root: nn.Module, how: Fsdp, refuse: Refuse = _raise) -> None:
+def change_messages(
+    root: nn.Module, reduce: str, gather: str, prefetch: int, refuse: Refuse = _raise
+) -> None:
     """Changes the messages of a sharded model.
 
     Args:
         root: A module below which `fully_shard` was called, or itself.
-        how: How messages are encoded, and when they are sent.
+        reduce: Codec of gradients, or ``none``.
+        gather: Codec of parameters, or ``none``.
+        prefetch: How many layers ahead parameters are gathered; 0 leaves that to PyTorch.
         refuse: Called for a message that cannot be encoded.
 
     Raises:
         MissingCapabilityError: This version of PyTorch has no custom messages of FSDP.
     """
-    encodes = how.reduce != "none" or how.gather != "none"
+    encodes = reduce != "none" or gather != "none"
     if encodes and not hasattr(FSDPModule, _EXTENSION):
         raise MissingCapabilityError(
             f"PyTorch {torch.__version__} has no custom messages of fully_shard; update PyTorch, "
@@ -49,12 +52,12 @@ def change_messages(root: nn.Module, how: Fsdp, refuse: Refuse = _raise) -> None
         )
     modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
     for module in modules:
-        if how.reduce != "none":
-            module.set_custom_reduce_scatter(_reduce_scatter(how.reduce, refuse))
-        if how.gather != "none":
-            module.set_custom_all_gather(_all_gather(how.gather, refuse))
-    if how.prefetch:
-        _prefetch([module for module in modules if module is not root], how.prefetch)
+        if reduce != "none":
+            module.set_custom_reduce_scatter(_reduce_scatter(reduce, refuse))
+        if gather != "none":
+            module.set_custom_all_gather(_all_gather(gather, refuse))
+    if prefetch:
+        _prefetch([module for module in modules if module is not root], prefetch)
 
 
 def _prefetch(modules: Sequence[Any], count: int) -> None:

@@ -29,9 +29,6 @@ class SplitTraining(ABC):
 
         Args:
             workload: The same on all ranks.
-
-        Raises:
-            ValueError: The model cannot be split over this number of ranks.
         """
         self.workload = workload
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()

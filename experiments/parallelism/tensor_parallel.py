@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ddltrace.experiments.parallelism.descriptions import TensorParallel
 from ddltrace.experiments.parallelism.rank_functions import copy_to_ranks, sum_over_ranks
 from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states, train_step
 from ddltrace.experiments.workloads.base import Workload
@@ -25,19 +24,14 @@ class TensorParallelTraining(SplitTraining):
 
     needs_all_examples = True
 
-    def __init__(self, workload: Workload, learning_rate: float, how: TensorParallel) -> None:
+    def __init__(self, workload: Workload, learning_rate: float) -> None:
         """Divides the blocks.
 
         Args:
             workload: A workload whose model is a `GptModel`.
             learning_rate: Learning rate of the workload's optimizer.
-            how: What is split.
-
-        Raises:
-            ValueError: The heads cannot be divided evenly.
         """
         super().__init__(workload)
-        how.check_ranks(self.ranks)
         assert isinstance(workload.model, GptModel)
         blocks: list[Any] = list(workload.model.blocks)
         self._whole = [Block(block.width) for block in blocks]

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.harness.worker import StrategyTraining
-from ddltrace.experiments.parallelism.create import create as create_split
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.workloads import create
 
@@ -23,7 +22,7 @@ def train(workload_name, spec):
     if strategy.parallelism is None:
         training = StrategyTraining(workload, 0.002, strategy)
     else:
-        training = create_split(strategy.parallelism, workload, 0.002)
+        training = strategy.parallelism.split(workload, 0.002)
     batches = [
         workload.batches(each, ranks)
         for each in (range(ranks) if training.needs_all_examples else [rank])
