@@ -7,21 +7,16 @@ that the death of the worker that keeps it does not end the training.
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.placement import place
-from ddltrace.experiments.asynchrony.server import LONGEST_WAIT
 from ddltrace.experiments.asynchrony.wire_format import (
     BODY_TAG,
     FINISH,
@@ -43,19 +38,13 @@ from ddltrace.experiments.asynchrony.wire_format import (
 )
 from ddltrace.experiments.codecs.codec import Codec, Payload, as_bytes
 from ddltrace.experiments.codecs.forms.base import Coding
-from ddltrace.experiments.collectives.job_store import open_store, store_address
-from ddltrace.experiments.collectives.lifelines import connect, say_server_died
-from ddltrace.experiments.collectives.server_processes import (
-    group_name,
-    join_group,
-    server_ranks,
-    wait_or_kill,
-)
+from ddltrace.experiments.collectives.server_processes import Servers
 from ddltrace.experiments.messages.trace_marks import carrying
-from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 
 _OF_ALL: Final = frozenset({"step", "mu_product", "eta", "ax"})
 """State of optimizers that is one number for a whole tensor."""
+_LONGEST_WAIT: Final = timedelta(days=30)
+"""A worker may wait for a straggler for as long as it takes; lifelines report dead workers."""
 _PATIENCE_SECONDS: Final = 4.0
 """What the training thread gets to notice a dead server, before the process is ended."""
 
@@ -82,7 +71,7 @@ class Answered:
     filled: bool
 
 
-class ServerGroup:
+class ServerGroup(Servers):
     """The servers' processes and the group of workers and servers.
 
     Attributes:
@@ -112,18 +101,24 @@ class ServerGroup:
         Raises:
             RuntimeError: A server does not start.
         """
-        self._rank = workers.rank()
-        self._workers = workers.size()
-        self._servers = servers
+        self._died: list[int] = []
+        super().__init__(
+            workers,
+            servers,
+            program="ddltrace.experiments.asynchrony.server",
+            options={"spec": spec},
+            backend=backend,
+            timeout=_LONGEST_WAIT,
+            outlive_starter=True,
+        )
+        # From now on, the training survives the death of a worker.
+        dist.barrier(workers)
         self._codec = codec
         self._parameters = [parameter for _, parameter in parameters]
         self.placement = place(
             {index: p.numel() for index, p in enumerate(self._parameters)}, servers
         )
         self._keys: list[list[Key]] = [[] for _ in range(servers)]
-        self._died: list[int] = []
-        self._closed = False
-        self._join(workers, spec, backend)
 
     def fill(
         self,
@@ -233,50 +228,6 @@ class ServerGroup:
         self._wait(works)
         return self._answered(replies)
 
-    def close(self) -> None:
-        """Leaves the servers, which end when all workers have left."""
-        if self._closed:
-            return
-        self._closed = True
-        self._lines.close()
-        wait_or_kill(self._processes)
-
-    def _join(self, workers: dist.ProcessGroup, spec: str, backend: str) -> None:
-        own: list[Any] = [None, None]
-        if self._rank == 0:
-            own = [secrets.token_hex(8), server_ranks(self._servers)]
-        dist.broadcast_object_list(own, group=workers, group_src=0)
-        prefix, ranks = own
-        options = {
-            "spec": spec,
-            "workers": self._workers,
-            "backend": backend,
-            "parent": os.getpid(),
-            "store": store_address(),
-            "prefix": prefix,
-            "global_ranks": [*dist.get_process_group_ranks(workers), *ranks],
-            "name": group_name(ranks),
-        }
-        self._processes = [
-            _start({**options, "server": server})
-            for server in range(self._servers)
-            if server % self._workers == self._rank
-        ]
-        store = open_store(store_address(), prefix)
-        self._lines = connect(store, self._rank, self._workers, self._servers, JOIN_SECONDS)
-        self._lines.watch(self._server_died)
-        self._group = join_group(
-            c10d.PrefixStore("group", store),
-            self._rank,
-            self._workers + self._servers,
-            options["global_ranks"],
-            name=options["name"],
-            backend=backend,
-            timeout=LONGEST_WAIT,
-        )
-        # From now on, the training survives the death of a worker.
-        dist.barrier(workers)
-
     def _encode(
         self, gradients: Mapping[int, torch.Tensor], key: Key
     ) -> Payload | torch.Tensor | None:
@@ -331,7 +282,7 @@ class ServerGroup:
         end = "group_dst" if operation is dist.isend else "group_src"
         try:
             place = {end: self._workers + server}
-            return _Flight(operation(tensor, group=self._group, tag=tag, **place), tensor)
+            return _Flight(operation(tensor, group=self.group, tag=tag, **place), tensor)
         except RuntimeError as error:
             self._fail(error)
 
@@ -370,13 +321,12 @@ class ServerGroup:
         raise error
 
     def _server_died(self, server: int) -> None:
-        if self._closed:
-            return
         self._died.append(server)
-        say_server_died(server, self._servers)
+
+    def _end_process(self) -> None:
         time.sleep(_PATIENCE_SECONDS)
         # The training thread computes, or waits in a library that does not notice.
-        os._exit(1)
+        super()._end_process()
 
 
 class _Flight:
@@ -390,14 +340,3 @@ class _Flight:
         """Waits for its end."""
         assert self._work is not None
         self._work.wait()
-
-
-def _start(options: dict[str, Any]) -> subprocess.Popen[bytes]:
-    rank = options["global_ranks"][options["workers"] + options["server"]]
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddltrace.experiments.asynchrony.server", json.dumps(options)],
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "RANK": str(rank)},
-        # A server must survive the death of the worker that started it.
-        start_new_session=True,
-    )

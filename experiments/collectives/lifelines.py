@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -17,7 +16,6 @@ from typing import Final
 
 from torch._C._distributed_c10d import Store
 
-from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
 from ddltrace.experiments.transports.backends.meeting import meet
 from ddltrace.tracer.connections.proof import ProvenListener, connect_proven
 
@@ -38,7 +36,7 @@ class ServerEnd:
         Args:
             lost: Called with a worker whose line has ended, and whether it said goodbye.
         """
-        _start(self._watch, lost)
+        _watch(self._lines, lost)
 
     def close(self) -> None:
         """Says goodbye to the workers."""
@@ -46,9 +44,6 @@ class ServerEnd:
             with contextlib.suppress(OSError):
                 line.send(_BYE)
             line.close()
-
-    def _watch(self, lost: Callable[[int, bool], None]) -> None:
-        _watch(self._lines, lost)
 
 
 class WorkerEnd:
@@ -69,7 +64,7 @@ class WorkerEnd:
             if not said_goodbye:
                 died(server)
 
-        _start(_watch, self._lines, lost)
+        _watch(self._lines, lost)
 
     def close(self) -> None:
         """Says goodbye to the servers."""
@@ -77,21 +72,6 @@ class WorkerEnd:
             with contextlib.suppress(OSError):
                 line.send(_BYE)
                 line.shutdown(socket.SHUT_WR)
-
-
-def say_server_died(server: int, servers: int) -> None:
-    """Prints one line that says why the training ends.
-
-    Args:
-        server: Number of the server that has died.
-        servers: Number of servers.
-    """
-    print(
-        f"ddltrace: server {server} of {servers} {SERVER_DIED}; "
-        "the training ends, because its parameters are lost",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def connect(store: Store, worker: int, workers: int, servers: int, timeout_s: float) -> WorkerEnd:
@@ -149,22 +129,23 @@ def listen(store: Store, server: int, workers: int, servers: int, timeout_s: flo
 
 
 def _watch(lines: Mapping[int, socket.socket], lost: Callable[[int, bool], None]) -> None:
-    with selectors.DefaultSelector() as selector:
-        for number, line in lines.items():
-            selector.register(line, selectors.EVENT_READ, number)
-        goodbyes = set()
-        while selector.get_map():
-            for key, _ in selector.select():
-                try:
-                    data = lines[key.data].recv(1)
-                except OSError:
-                    data = b""
-                if data:
-                    goodbyes.add(key.data)
-                    continue
-                selector.unregister(key.fileobj)
-                lost(key.data, key.data in goodbyes)
+    """Calls `lost` for each line that ends, on a thread of its own."""
 
+    def run() -> None:
+        with selectors.DefaultSelector() as selector:
+            for number, line in lines.items():
+                selector.register(line, selectors.EVENT_READ, number)
+            goodbyes = set()
+            while selector.get_map():
+                for key, _ in selector.select():
+                    try:
+                        data = lines[key.data].recv(1)
+                    except OSError:
+                        data = b""
+                    if data:
+                        goodbyes.add(key.data)
+                        continue
+                    selector.unregister(key.fileobj)
+                    lost(key.data, key.data in goodbyes)
 
-def _start(run: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=run, args=arguments, name="ddltrace-lifelines", daemon=True).start()
+    threading.Thread(target=run, name="ddltrace-lifelines", daemon=True).start()

@@ -21,7 +21,7 @@ from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.architectures.transfers import Ownership, Round, Transfer, without_empty
 from ddltrace.experiments.collectives.base import Collectives, Pending
 from ddltrace.experiments.collectives.link_measurement import measure_links
-from ddltrace.experiments.collectives.server_processes import ServerProcesses
+from ddltrace.experiments.collectives.server_processes import SummingServers
 from ddltrace.experiments.plan_execution import (
     Combine,
     Naming,
@@ -70,12 +70,12 @@ class ArchitectureCollectives(Collectives):
             self._hosts = _by_host(group) if size is None else hosts_of(self._ranks, size)
         self.links = measure_links(group) if isinstance(architecture, Auto) else None
         self._wire = group
-        self._servers: ServerProcesses | None = None
+        self._servers: SummingServers | None = None
         if isinstance(architecture, ParameterServer):
             self._ranks = list(range(group.size() + architecture.dedicated()))
             architecture.server_ranks(self._ranks)  # raises if there are too few workers
             if architecture.dedicated():
-                self._servers = ServerProcesses(group, architecture.dedicated())
+                self._servers = SummingServers(group, architecture.dedicated())
                 self._wire = self._servers.group
         self._numbers = itertools.count()
         self.placement: Placement | None = None

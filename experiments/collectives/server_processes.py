@@ -15,7 +15,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
 from ddltrace.experiments.architectures.transfers import Ownership
 from ddltrace.experiments.collectives.job_store import open_store, store_address
-from ddltrace.experiments.collectives.lifelines import connect, say_server_died
+from ddltrace.experiments.collectives.lifelines import connect
 from ddltrace.experiments.transports import NAMES as TRANSPORTS
 from ddltrace.experiments.transports import by_name
 from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
@@ -47,24 +48,23 @@ _GRACE_SECONDS: Final = 10.0
 def join_group(
     store: c10d.Store,
     rank: int,
-    size: int,
     global_ranks: Sequence[int],
     *,
     name: str,
-    backend: str = "gloo",
-    timeout: timedelta = _PATIENCE,
+    backend: str,
+    timeout: timedelta,
 ) -> dist.ProcessGroup:
     """The group of workers and servers, outside of the job's own groups.
 
     Args:
         store: The store through which workers and servers connect.
         rank: Rank of this process in the group.
-        size: Workers and servers.
-        global_ranks: Their ranks in the trace.
-        name: From `group_name`.
+        global_ranks: The ranks in the trace of workers and servers.
+        name: Its name in the trace.
         backend: ``gloo``, or a transport that is a backend of its own.
         timeout: Longest time that a message may take.
     """
+    size = len(global_ranks)
     own = next((name for name in TRANSPORTS if backend == by_name(name).backend), "gloo")
     if own in _LIBRARY_BACKENDS:
         group = dist.ProcessGroup(store, rank, size)
@@ -86,90 +86,142 @@ def join_group(
     return group
 
 
-def wait_or_kill(servers: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Waits until servers have ended, and kills those that take too long."""
-    for process in servers:
-        try:
-            process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def server_ranks(servers: int) -> list[int]:
-    """The ranks in the trace of servers that are about to start: after all others of the job.
-
-    To be called on one rank.
-
-    Args:
-        servers: Number of servers. A job has several sets of them if it trains several models.
-    """
-    store = c10d._get_default_store()
-    first = dist.get_world_size() + store.add("ddltrace/servers", servers) - servers
-    return list(range(first, first + servers))
-
-
-def group_name(servers: Sequence[int]) -> str:
-    """The name in the trace of the group of workers and servers, on a worker.
-
-    Args:
-        servers: From `server_ranks`.
-    """
-    number = servers[0] - dist.get_world_size()
-    return "parameter server" + (f" from rank {servers[0]}" if number else "")
-
-
-class ServerProcesses:
-    """The servers of one group of workers.
+class Servers:
+    """Servers in processes of their own, on the side of a worker.
 
     Attributes:
         group: Workers, then servers.
     """
 
-    def __init__(self, workers: dist.ProcessGroup, servers: int) -> None:
+    def __init__(
+        self,
+        workers: dist.ProcessGroup,
+        servers: int,
+        *,
+        program: str,
+        options: Mapping[str, Any],
+        backend: str,
+        timeout: timedelta,
+        outlive_starter: bool,
+    ) -> None:
         """Starts the servers and joins them. Collective.
 
         Args:
             workers: The ranks that have gradients.
-            servers: How many servers to start.
+            servers: How many servers to start. A job has several sets of them if it trains several
+                models.
+            program: Module that each server runs; it calls `collectives.server.join`.
+            options: Further options of the program, as JSON values.
+            backend: Backend that carries the messages.
+            timeout: Longest time that a message may take.
+            outlive_starter: Whether a server survives the death of the worker that has started it.
         """
         rank, size = workers.rank(), workers.size()
-        self._leads = rank == 0
-        self._workers = size
+        self._rank, self._workers, self._servers = rank, size, servers
         agreed: list[Any] = [None, None]
-        if self._leads:
-            agreed = [secrets.token_hex(8), server_ranks(servers)]
+        if rank == 0:
+            # In the trace, servers come after all others of the job.
+            sets = c10d._get_default_store().add("ddltrace/servers", servers)
+            agreed = [secrets.token_hex(8), dist.get_world_size() + sets - servers]
         dist.broadcast_object_list(agreed, group=workers, group_src=0)
-        prefix, ranks = agreed
-        self._store = open_store(store_address(), prefix)
-        global_ranks = [*dist.get_process_group_ranks(workers), *ranks]
-        name, backend = group_name(ranks), dist.get_backend(workers)
+        prefix, first = agreed
+        global_ranks = [*dist.get_process_group_ranks(workers), *range(first, first + servers)]
+        name = "parameter server" + (f" from rank {first}" if first > dist.get_world_size() else "")
+        transport = registered(backend)
+        self._closed = False
         self._processes = [
-            _start(
-                prefix,
-                size + server,
-                size + servers,
-                servers=servers,
-                global_ranks=global_ranks,
-                name=name,
-                backend=backend,
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", program),
+                    json.dumps(
+                        {
+                            "store": store_address(),
+                            "prefix": prefix,
+                            "rank": size + server,
+                            "servers": servers,
+                            "global_ranks": global_ranks,
+                            "name": name,
+                            "backend": backend,
+                            "transport": asdict(transport) if transport else {},
+                            "timeout_s": timeout.total_seconds(),
+                            "parent": os.getpid(),
+                            **options,
+                        }
+                    ),
+                ],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "RANK": str(global_ranks[size + server])},
+                start_new_session=outlive_starter,
             )
             for server in range(servers)
             if server % size == rank
         ]
-        self._servers = servers
+        self._store = open_store(store_address(), prefix)
         self._lines = connect(self._store, rank, size, servers, JOIN_SECONDS)
-        self._lines.watch(self._server_died)
+        self._lines.watch(self._line_ended)
         self.group = join_group(
             c10d.PrefixStore("group", self._store),
             rank,
-            size + servers,
             global_ranks,
             name=name,
             backend=backend,
+            timeout=timeout,
         )
+
+    def close(self) -> None:
+        """Leaves the servers, which end when all workers have left. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        self._lines.close()
+        self._wait_or_kill()
+
+    def _wait_or_kill(self) -> None:
+        for process in self._processes:
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _line_ended(self, server: int) -> None:
+        if self._closed:
+            return
+        self._server_died(server)
+        print(
+            f"ddltrace: server {server} of {self._servers} {SERVER_DIED}; "
+            "the training ends, because its parameters are lost",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._end_process()
+
+    def _server_died(self, server: int) -> None:
+        """Called before the line that says so is printed."""
+
+    def _end_process(self) -> None:
+        # The training thread waits in a library, which may not notice, or say it at length.
+        os._exit(1)
+
+
+class SummingServers(Servers):
+    """Servers that sum what all workers push."""
+
+    def __init__(self, workers: dist.ProcessGroup, servers: int) -> None:
+        """Starts the servers and joins them. Collective; arguments as of `Servers`."""
+        super().__init__(
+            workers,
+            servers,
+            program="ddltrace.experiments.collectives.server",
+            options={},
+            backend=dist.get_backend(workers),
+            timeout=_PATIENCE,
+            outlive_starter=False,
+        )
+        self._leads = self._rank == 0
         self._numbers = itertools.count()
-        self._closed = False
         atexit.register(self.close)
 
     def announce(self, tag: int, dtype: torch.dtype, owners: Sequence[Ownership]) -> None:
@@ -188,57 +240,16 @@ class ServerProcesses:
         if number >= _KEPT:
             self._store.delete_key(f"message/{number - _KEPT}")
 
-    def close(self) -> None:
-        """Ends the servers. May be called again."""
-        if self._closed:
-            return
-        self._closed = True
+    def _leave(self) -> None:
         atexit.unregister(self.close)
         self._lines.close()
         if self._leads:
             self._tell(next(self._numbers), END)
-        wait_or_kill(self._processes)
+        self._wait_or_kill()
         # A store that the first worker keeps must exist until all servers have ended.
-        ended = f"ended/{self.group.rank()}"
-        self._store.set(ended, "1")
+        self._store.set(f"ended/{self._rank}", "1")
         if self._leads:
             self._store.wait([f"ended/{rank}" for rank in range(self._workers)])
 
-    def _server_died(self, server: int) -> None:
-        if self._closed:
-            return
-        say_server_died(server, self._servers)
-        # The training thread waits in a library, which may not notice, or say it at length.
-        os._exit(1)
-
     def _tell(self, number: int, text: str) -> None:
         self._store.set(f"message/{number}", text)
-
-
-def _start(
-    prefix: str,
-    rank: int,
-    size: int,
-    *,
-    servers: int,
-    global_ranks: Sequence[int],
-    name: str,
-    backend: str,
-) -> subprocess.Popen[bytes]:
-    options = {
-        "store": store_address(),
-        "prefix": prefix,
-        "rank": rank,
-        "size": size,
-        "servers": servers,
-        "global_ranks": list(global_ranks),
-        "name": name,
-        "backend": backend,
-        "transport": asdict(transport) if (transport := registered(backend)) else {},
-        "parent": os.getpid(),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddltrace.experiments.collectives.server", json.dumps(options)],
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "RANK": str(global_ranks[rank])},
-    )
