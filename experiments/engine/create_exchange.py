@@ -1,17 +1,25 @@
-"""Creates the exchange of messages of a strategy's codec and architecture."""
+"""The exchange of messages of a strategy's codec and architecture."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import ClassVar
+
+import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.architectures.transfers import Transfer
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
+from ddltrace.experiments.collectives.base import Pending
 from ddltrace.experiments.collectives.over_architecture import ArchitectureCollectives
-from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
-from ddltrace.experiments.messages.trace_marks import region
-from ddltrace.experiments.observation.choices import report_choice
+from ddltrace.experiments.messages.message_exchange import AllReduce, Handle, MessageExchange
+from ddltrace.experiments.messages.message_plan import Gradient, Message
+from ddltrace.experiments.messages.trace_marks import carrying_part, region
+from ddltrace.experiments.observation.notes import report_choice
 from ddltrace.experiments.strategy.strategy import Strategy
 
 
@@ -50,3 +58,74 @@ def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> Mes
     return CodecExchange(
         strategy.codec, strategy.feedback, group, second_group, collectives=(first, second)
     )
+
+
+class ArchitectureExchange(MessageExchange):
+    """One all-reduce a message over an architecture: divided, then summed.
+
+    Later rounds start while a message is waited for, so the engine waits on a thread of its own.
+    """
+
+    rounds: ClassVar[int] = 2
+
+    def __init__(self, collectives: ArchitectureCollectives) -> None:
+        """Stores the collectives.
+
+        Args:
+            collectives: Sum the messages. Each message has tags of its own, so one group is
+                enough for both passes.
+        """
+        super().__init__(collectives.group, collectives.group)
+        self._collectives = collectives
+        self._names: dict[int, str] = {}
+
+    def prepare(self, gradients: Mapping[int, Gradient]) -> None:
+        """Stores the gradients' names, and places keys by their sizes."""
+        self._names = {index: gradient.name for index, gradient in gradients.items()}
+        self._collectives.prepare({i: gradient.elements for i, gradient in gradients.items()})
+        placement = self._collectives.placement
+        if placement is not None:
+            report_choice("placement", placement.describe(), placement.to_json())
+
+    def start(self, message: Message, payload: torch.Tensor) -> Handle:
+        """Launches the first round, in place."""
+        payload.mul_(1.0 / self.group.size())
+        slices = tuple((part.gradient, part.start, part.stop) for part in message.slices)
+        naming = partial(self._carrying, message)
+        return _Summed(self._collectives.all_reduce(payload, slices, naming), payload)
+
+    def close(self) -> None:
+        """Closes the collectives."""
+        self._collectives.close()
+
+    def _carrying(self, message: Message, transfer: Transfer) -> AbstractContextManager[None]:
+        """Names a message after the parts of gradients that it carries."""
+        offset = 0
+        carried: dict[int, str] = {}
+        for part in message.slices:
+            first = max(transfer.start - offset, 0)
+            end = min(transfer.stop - offset, part.elements)
+            if first < end:
+                range_ = f"[{part.start + first}:{part.start + end}]"
+                name = self._names.get(part.gradient, str(part.gradient))
+                carried.setdefault(part.gradient, name + range_)
+            offset += part.elements
+        order = list(dict.fromkeys(part.gradient for part in message.slices))
+        name = next(iter(carried.values()))
+        if len(carried) > 1:
+            name += f" +{len(carried) - 1}"
+        return carrying_part(name, [order.index(gradient) for gradient in carried])
+
+
+class _Summed:
+    """A message in progress."""
+
+    def __init__(self, pending: Pending, payload: torch.Tensor) -> None:
+        self._pending = pending
+        self._payload = payload
+
+    def wait(self) -> torch.Tensor:
+        """The average."""
+        with torch.no_grad():
+            self._pending.wait()
+        return self._payload

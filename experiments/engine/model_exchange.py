@@ -51,7 +51,7 @@ from ddltrace.experiments.messages.message_plan import (
     describe_gradient,
 )
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
-from ddltrace.experiments.observation.restrictions import report_restriction
+from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.schedules.base import Schedule
 
 _NAMED: Final = 5

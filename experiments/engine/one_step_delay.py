@@ -26,7 +26,7 @@ from ddltrace.experiments.frequency.frequency import StepContext, StepPolicy
 from ddltrace.experiments.messages.message_exchange import Handle
 from ddltrace.experiments.messages.message_plan import Message, describe_gradient
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
-from ddltrace.experiments.observation.restrictions import report_restriction
+from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.schedules.odsgd import OdSgd
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.strategy import Strategy

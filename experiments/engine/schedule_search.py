@@ -14,7 +14,7 @@ from ddltrace.experiments.messages.trace_marks import (
     calibrating,
     mark,
 )
-from ddltrace.experiments.observation.choices import report_found
+from ddltrace.experiments.observation.notes import report_found
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.schedules.search import Search
 

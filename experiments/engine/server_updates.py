@@ -17,8 +17,7 @@ from ddltrace.experiments.engine.parameter_access import raw_gradient
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.frequency import StepContext, StepPolicy
 from ddltrace.experiments.messages.trace_marks import mark, region
-from ddltrace.experiments.observation.choices import report_choice
-from ddltrace.experiments.observation.restrictions import report_restriction
+from ddltrace.experiments.observation.notes import report_choice, report_restriction
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.marks import mark_name
 

@@ -32,7 +32,7 @@ from ddltrace.experiments.frequency.frequency import EveryStep, StepContext, Ste
 from ddltrace.experiments.frequency.local_sgd import PostLocalSgd
 from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
-from ddltrace.experiments.observation.restrictions import report_restriction
+from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.optimizer_rules.muon import outer_weights
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon

@@ -23,7 +23,7 @@ from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.frequency import EveryStep, StepPolicy
-from ddltrace.experiments.observation.restrictions import report_restriction
+from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 

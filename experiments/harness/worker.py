@@ -25,9 +25,8 @@ from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
 from ddltrace.experiments.harness import outcomes
-from ddltrace.experiments.observation.choices import reported_choices
+from ddltrace.experiments.observation.notes import reported_choices, reported_restrictions
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
-from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ddltrace.experiments.observation.choices import reported_choices
+from ddltrace.experiments.observation.notes import reported_choices, reported_restrictions
 from ddltrace.experiments.observation.observed_ranks import ENVIRONMENT_VARIABLE, rank_path
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
-from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.observation.step_count import StepCount
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 

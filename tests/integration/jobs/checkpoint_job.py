@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
-from ddltrace.experiments.observation.restrictions import reported_restrictions
+from ddltrace.experiments.observation.notes import reported_restrictions
 from ddltrace.experiments.strategy.spec import parse
 
 SPECS = (

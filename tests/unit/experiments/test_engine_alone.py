@@ -23,8 +23,8 @@ from ddltrace.experiments.engine import (
     slow_rank,
     update_control,
 )
-from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.attach import Exchange, attach
+from ddltrace.experiments.engine.create_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
 from ddltrace.experiments.observation import step_count
 from ddltrace.experiments.strategy.job_checks import refused_optimizer

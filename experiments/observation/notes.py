@@ -1,4 +1,5 @@
-"""Choices that a strategy made in this job by its sizes or measurements, for the row of results."""
+"""What the row of results says of a strategy in this job: choices that it made by its sizes or
+measurements, and restrictions. Each is printed once."""
 
 from __future__ import annotations
 
@@ -37,3 +38,25 @@ def report_found(schedule: Schedule) -> None:
 def reported_choices() -> dict[str, Any]:
     """The choices in this process by name."""
     return dict(_reported)
+
+
+_said: Final[list[str]] = []
+
+
+def report_restriction(spec: str, restriction: str) -> None:
+    """Prints a restriction on rank 0 and keeps it on every rank. A second time it does nothing.
+
+    Args:
+        spec: The strategy.
+        restriction: The part of the job to which it does not apply, and the consequence.
+    """
+    if restriction in _said:
+        return
+    _said.append(restriction)
+    if dist.get_rank() == 0:
+        print(f"ddltrace: strategy {spec}: {restriction}", file=sys.stderr, flush=True)
+
+
+def reported_restrictions() -> list[str]:
+    """The restrictions in this process, in their order."""
+    return list(_said)
