@@ -32,6 +32,7 @@ from ddltrace.analyzer.events.event_columns import (
     Columns,
     Gathered,
     IntArray,
+    changes,
 )
 from ddltrace.analyzer.events.interval_sets import length_before, union
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -227,11 +228,11 @@ class _Found:
             return []
         order = np.argsort(key, kind="stable")
         key = key[order]
-        begin = _begins(key)
+        begin = np.flatnonzero(changes(key))
         slack = np.minimum.reduceat(self._slack.take_values()[order], begin)
         length = np.add.reduceat(self._duration.take_values()[order], begin)
         of_name = key[begin] // len(self._steady)
-        first = _begins(of_name)
+        first = np.flatnonzero(changes(of_name))
         count = np.diff(np.append(first, len(of_name)))
         number = np.repeat(np.arange(len(first)), count)
         lengths, slacks = (_medians(each, number, first, count) for each in (length, slack))
@@ -249,11 +250,6 @@ class _Found:
             )
             for place, code in enumerate(of_name[first].tolist())
         ]
-
-
-def _begins(ordered: IntArray) -> IntArray:
-    """Where each run of equal numbers begins."""
-    return np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
 
 
 def _medians(values: IntArray, number: IntArray, first: IntArray, count: IntArray) -> IntArray:

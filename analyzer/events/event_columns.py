@@ -7,10 +7,11 @@ is never a valid value of these columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ IntArray = npt.NDArray[Any]
 """Columns: integers, 64 bits unless the schema has fewer."""
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
+TableT = TypeVar("TableT", bound="ColumnTable")
 
 
 class Columns:
@@ -155,6 +157,34 @@ class Columns:
         return column if rows is None else column.take(pa.array(rows))
 
 
+class ColumnTable:
+    """Columns of equal length: a subclass is a dataclass.
+
+    Attributes that are not arrays belong to the table, not to its rows.
+    """
+
+    def __len__(self) -> int:
+        return next(len(column) for column in self.columns().values())
+
+    def columns(self) -> dict[str, IntArray]:
+        """The columns by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
+    def keep(self: TableT, rows: IntArray | slice) -> TableT:
+        """Some rows, in the given order."""
+        columns: dict[str, Any] = {name: each[rows] for name, each in self.columns().items()}
+        return replace(self, **columns)  # type: ignore[type-var]  # a subclass is a dataclass
+
+    @staticmethod
+    def joined(parts: Sequence[TableT]) -> TableT:
+        """The rows of several tables, one table after the other."""
+        each = [part.columns() for part in parts]
+        columns: dict[str, Any] = {
+            name: np.concatenate([own[name] for own in each]) for name in each[0]
+        }
+        return replace(parts[0], **columns)  # type: ignore[type-var]
+
+
 def named(
     columns: Columns, is_wanted: Callable[[str], object], rows: IntArray | None = None
 ) -> BoolArray:
@@ -189,6 +219,36 @@ def places_by_value(values: IntArray) -> Iterator[tuple[int, IntArray]]:
     bounds = [0, *first.tolist(), len(order)] if len(order) else []
     for begin, stop in pairwise(bounds):
         yield int(ordered[begin]), order[begin:stop]
+
+
+def by_place(place: IntArray, count: int) -> list[IntArray]:
+    """The entries of each place from 0 to `count` - 1, ascending."""
+    order = np.argsort(place, kind="stable")
+    bounds = np.searchsorted(place[order], np.arange(count + 1))
+    return [order[low:high] for low, high in pairwise(bounds)]
+
+
+def changes(*columns: IntArray) -> BoolArray:
+    """Whether each row differs from the one before it in any column; the first one does."""
+    new = np.zeros(len(columns[0]), dtype=bool)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return new
+
+
+def ranges(first: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """The integers first, first + 1, ... of several ranges, one range after the other.
+
+    Args:
+        first: The first of each range.
+        counts: How many each range has.
+
+    Returns:
+        The index of the range of each integer, and the integers.
+    """
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) + np.repeat(first - np.cumsum(counts) + counts, counts)
 
 
 class Gathered:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Times = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.int64]
+from ddltrace.analyzer.events.event_columns import IntArray, ranges
 
 _LOW: Final = np.iinfo(np.int64).min
 _HIGH: Final = np.iinfo(np.int64).max
@@ -23,14 +21,14 @@ _FEW_WINDOWS: Final = 1 << 10
 class Spans(NamedTuple):
     """A set of instants: ascending, disjoint intervals [start, end) that do not touch."""
 
-    start: Times
-    end: Times
+    start: IntArray
+    end: IntArray
 
 
 EMPTY: Final = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def union(start: Times, end: Times) -> Spans:
+def union(start: IntArray, end: IntArray) -> Spans:
     """The instants in any of the intervals, which may overlap and stand in any order."""
     kept = end > start
     if not kept.all():
@@ -74,7 +72,7 @@ class Growing:
         self._fresh: list[Spans] = []
         self._waiting = 0
 
-    def add(self, start: Times, end: Times) -> None:
+    def add(self, start: IntArray, end: IntArray) -> None:
         """Adds intervals, which may overlap and stand in any order."""
         part = union(start, end)
         if not len(part.start):
@@ -95,22 +93,34 @@ class Growing:
         self._fresh, self._waiting = [], 0
 
 
-def pairs(a: Spans, b: Spans) -> tuple[Indices, Indices]:
-    """Indices (i, j) of every interval of `a` that shares instants with one of `b`, in order."""
+def touched(a: Spans, b: Spans) -> tuple[IntArray, IntArray]:
+    """Of each interval of `a`, the first of `b` that shares instants with it, and how many do.
+
+    The intervals of `a` may overlap and stand in any order, here and in `overlaps`.
+    """
     low = np.searchsorted(b.end, a.start, side="right")
     high = np.searchsorted(b.start, a.end, side="left")
-    counts = np.maximum(high - low, 0)
-    left = np.repeat(np.arange(len(a.start)), counts)
-    offsets = np.arange(len(left)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return left, low[left] + offsets
+    return low, np.maximum(high - low, 0)
+
+
+def overlaps(a: Spans, b: Spans) -> tuple[IntArray, IntArray, Spans]:
+    """Cuts intervals along others, without what is in none of these.
+
+    Returns:
+        For each part the index of its interval in `a`, that of its interval in `b`, and the parts.
+    """
+    i, j = ranges(*touched(a, b))
+    return i, j, Spans(np.maximum(a.start[i], b.start[j]), np.minimum(a.end[i], b.end[j]))
+
+
+def divided_at(times: IntArray) -> Spans:
+    """All instants, divided at ascending, distinct times."""
+    return Spans(np.append(_LOW, times), np.append(times, _HIGH))
 
 
 def intersect(a: Spans, b: Spans) -> Spans:
     """The instants in both sets."""
-    if not len(a.start) or not len(b.start):
-        return EMPTY
-    i, j = pairs(a, b)
-    return Spans(np.maximum(a.start[i], b.start[j]), np.minimum(a.end[i], b.end[j]))
+    return overlaps(a, b)[2] if len(a.start) and len(b.start) else EMPTY
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
@@ -126,7 +136,7 @@ def length(spans: Spans) -> int:
     return int((spans.end - spans.start).sum())
 
 
-def length_before(spans: Spans, times: Times) -> Times:
+def length_before(spans: Spans, times: IntArray) -> IntArray:
     """Length of the set before each of the times, ns."""
     count = len(spans.start)
     if not count:
@@ -140,7 +150,7 @@ def length_before(spans: Spans, times: Times) -> Times:
     return np.asarray(covered[begun] - after)
 
 
-def lengths_within(spans: Spans, start: Times, end: Times) -> Times:
+def lengths_within(spans: Spans, start: IntArray, end: IntArray) -> IntArray:
     """Length of the set within each window [start, end), ns; windows may overlap."""
     if len(start) > _FEW_WINDOWS:
         return length_before(spans, end) - length_before(spans, start)

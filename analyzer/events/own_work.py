@@ -49,12 +49,11 @@ def own_work(scan: RankScan) -> OwnWork:
 
 
 def _of_timeline(line: Timeline, free: Spans, activity: Activity) -> dict[str, Spans]:
-    time, category, _ = line.segments
     found: dict[str, Spans] = {}
     rest = free
     for name in _WORK:
-        rows = np.flatnonzero(category[:-1] == CATEGORY[name])
-        found[name] = intersect(union(time[rows], time[rows + 1]), free)
+        its = line.segments.spans(line.segments.category == CATEGORY[name])
+        found[name] = intersect(its, free)
         rest = subtract(rest, found[name])
     return found | _rest(rest, activity)
 
@@ -72,5 +71,5 @@ def _rest(free: Spans, activity: Activity) -> dict[str, Spans]:
 def unblocked(scan: RankScan) -> Spans:
     """Returns all of the rank's own work."""
     whole = union(np.array([scan.first]), np.array([scan.last]))
-    blocked = union(scan.block_start, scan.block_end)
+    blocked = union(*scan.blocks[:2])
     return subtract(whole, blocked)

@@ -24,15 +24,10 @@ from ddltrace.analyzer.events.event_columns import (
     distinct,
     named,
 )
-from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, divided_at, overlaps, subtract
 from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import Messages, Waits, read_messages, read_waits
-from ddltrace.analyzer.events.rank_timeline import (
-    MAIN_LANE,
-    LeadingLane,
-    Timeline,
-    blocked_times,
-)
+from ddltrace.analyzer.events.rank_timeline import MAIN_LANE, LeadingLane, Timeline
 from ddltrace.analyzer.events.superseded import drop_superseded
 from ddltrace.tracer.trace.schema import (
     CHECKPOINT,
@@ -66,6 +61,20 @@ class Region(NamedTuple):
     leads: bool
 
 
+class RankBlocks(NamedTuple):
+    """The times in which a rank only waits for messages, ascending and disjoint.
+
+    Attributes:
+        start: When the rank begins to be blocked, ns.
+        end: When it continues.
+        message: Index of the message that it is blocked on; `NULL` if that is not known.
+    """
+
+    start: IntArray
+    end: IntArray
+    message: IntArray
+
+
 @dataclass(frozen=True)
 class RankScan:
     """The data of one rank that an analysis keeps.
@@ -80,9 +89,7 @@ class RankScan:
         messages: Its messages.
         waits: When its host was blocked on them.
         activity: The activity of the rank.
-        block_start: When it begins to be blocked on a message, see `blocked_times`.
-        block_end: When it continues.
-        block_message: Index of the message it is blocked on; `NULL` if that is not known.
+        blocks: The times in which the thread that trains, or the device, is blocked.
         step: Numbers of its completed steps, ascending.
         step_start: Their starts, ns.
         step_end: Their ends, ns.
@@ -108,9 +115,7 @@ class RankScan:
     messages: Messages
     waits: Waits
     activity: Activity
-    block_start: IntArray
-    block_end: IntArray
-    block_message: IntArray
+    blocks: RankBlocks
     step: IntArray
     step_start: IntArray
     step_end: IntArray
@@ -124,9 +129,9 @@ class RankScan:
     updated: IntArray
     timeline: Timeline | None = None
 
-    def path_blocks(self) -> tuple[IntArray, IntArray, IntArray]:
-        """The blocks at which the critical path stops: those of `Timeline`, without its events."""
-        return blocked_times(self.messages, self.waits, self.activity, self.leading_lane)
+    def path_blocks(self) -> RankBlocks:
+        """The blocks at which the critical path stops: those of the thread of the timeline."""
+        return _blocked_times(self.messages, self.waits, self.activity, self.leading_lane)
 
 
 class RankScanner:
@@ -220,7 +225,6 @@ class RankScanner:
             order = np.argsort(time, kind="stable")
             time, tensor, number = time[order], tensor[order], number[order]
         activity = self._activity.finish(messages, waits)
-        blocks = blocked_times(messages, waits, activity, _training_lane(columns, waits))
         leading = self._leading.name()
         return RankScan(
             rank=self._rank,
@@ -232,9 +236,7 @@ class RankScanner:
             messages=messages,
             waits=waits,
             activity=activity,
-            block_start=blocks[0],
-            block_end=blocks[1],
-            block_message=blocks[2],
+            blocks=_blocked_times(messages, waits, activity, _training_lane(columns, waits)),
             step=step,
             step_start=step_start,
             step_end=step_end,
@@ -279,3 +281,44 @@ def _steps(columns: Columns) -> tuple[IntArray, IntArray, IntArray]:
     step, first = np.unique(columns.step[rows], return_index=True)
     rows = rows[first]
     return step.astype(np.int64), columns.start[rows], columns.end[rows]
+
+
+def _blocked_times(
+    messages: Messages, waits: Waits, activity: Activity, lane: str | None
+) -> RankBlocks:
+    """Returns the times in which a rank only waits for a message.
+
+    Args:
+        messages: Its messages.
+        waits: Its waits.
+        activity: The activity of the rank.
+        lane: The thread that trains; not used where the device is seen.
+    """
+    return _exposed(messages, activity) if activity.device else _blocked(waits, lane)
+
+
+def _blocked(waits: Waits, lane: str | None) -> RankBlocks:
+    """Returns one thread's disjoint waits; those of all threads if it has none."""
+    waits_rows = np.arange(len(waits.start))
+    if lane in waits.lanes:
+        waits_rows = waits_rows[waits.lane == waits.lanes.index(lane)]
+    start, end = waits.start[waits_rows], waits.end[waits_rows]
+    if len(start):
+        reach = np.maximum.accumulate(end)
+        start = np.append(start[:1], np.maximum(start[1:], reach[:-1]))
+    kept = end > start
+    return RankBlocks(start[kept], end[kept], waits.message[waits_rows][kept])
+
+
+def _exposed(messages: Messages, activity: Activity) -> RankBlocks:
+    """Returns the times in which a device only communicates."""
+    exposed = (
+        activity.comm if activity.compute is None else subtract(activity.comm, activity.compute)
+    )
+    counted = np.flatnonzero(messages.in_flight & messages.closed)
+    by_end = counted[np.argsort(messages.end[counted], kind="stable")]
+    ends = messages.end[by_end]
+    # Divided at the ends of messages, so that each block belongs to the next message to end.
+    start, end = overlaps(exposed, divided_at(distinct(ends)))[2]
+    place = np.minimum(np.searchsorted(ends, end, side="left"), max(len(ends) - 1, 0))
+    return RankBlocks(start, end, by_end[place] if len(ends) else place)

@@ -1,4 +1,4 @@
-"""The timeline of one rank without gaps: its activity at every instant, and its blocked times.
+"""The timeline of one rank without gaps: its activity at every instant.
 
 The critical path uses it. On a CPU rank, it is the timeline of the training thread: the innermost
 event at an instant decides (an operator counts as part of what encloses it), and a device copy
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,14 +23,15 @@ from ddltrace.analyzer.events.event_columns import (
     PHASE,
     BoolArray,
     Columns,
+    ColumnTable,
     Gathered,
     IntArray,
+    by_place,
     distinct,
 )
-from ddltrace.analyzer.events.interval_sets import Spans, subtract
+from ddltrace.analyzer.events.interval_sets import Spans, union
 from ddltrace.analyzer.events.process_stops import STOPPED
 from ddltrace.analyzer.events.rank_activity import Activity
-from ddltrace.analyzer.events.rank_messages import Messages, Waits
 
 CATEGORIES: Final = ("compute", "transfer", "wait", "update", "data", "copy", "host", "idle")
 """Categories of pieces of the critical path, in the order of `PathTotals`."""
@@ -66,18 +68,20 @@ class Partition(NamedTuple):
     category: IntArray
     name: IntArray
 
+    def spans(self, chosen: BoolArray) -> Spans:
+        """The instants of some segments, without the last one, which has no end."""
+        rows = np.flatnonzero(chosen[:-1])
+        return union(self.time[rows], self.time[rows + 1])
+
 
 @dataclass(frozen=True)
 class Timeline:
-    """A rank's time, and the blocks at which the critical path stops.
+    """A rank's time.
 
     Attributes:
         rank: Its rank.
         segments: Its time without holes, from the beginning of time.
         names: Names by code.
-        block_start: Where the rank begins to be blocked: ascending; blocks are disjoint.
-        block_end: When it continues.
-        block_message: Index of the message it is blocked on; `NULL` if unknown.
         gradient_time: When gradients became ready, ascending.
         gradient_tensor: Tensor ids of the gradients.
         backward: Code of the backward phase's name; `NULL` if it has none.
@@ -86,21 +90,13 @@ class Timeline:
     rank: int
     segments: Partition
     names: list[str]
-    block_start: IntArray
-    block_end: IntArray
-    block_message: IntArray
     gradient_time: IntArray
     gradient_tensor: IntArray
     backward: int
 
-    @property
-    def nbytes(self) -> int:
-        """Approximate memory in bytes."""
-        columns = (*self.segments, self.block_start, self.block_end, self.block_message)
-        return sum(column.nbytes for column in (*columns, self.gradient_time))
 
-
-class Work(NamedTuple):
+@dataclass(frozen=True)
+class Work(ColumnTable):
     """Intervals of work that determine a timeline, in the order of recording.
 
     Attributes:
@@ -116,15 +112,6 @@ class Work(NamedTuple):
     kind: IntArray
     name: IntArray
     update: BoolArray
-
-    def keep(self, rows: IntArray | BoolArray) -> Work:
-        """Returns the selected intervals, in the given order."""
-        return Work(*(column[rows] for column in self))
-
-    @staticmethod
-    def joined(parts: Sequence[Work]) -> Work:
-        """Concatenates several parts."""
-        return Work(*(np.concatenate(columns) for columns in zip(_NO_WORK, *parts, strict=True)))
 
 
 class _Labels(NamedTuple):
@@ -216,16 +203,12 @@ class TimelineBuilder:
             rows = rows[columns.lane[rows] == number]
             self._add_host(_work(columns, rows, codes, optimizer))
 
-    def finish(
-        self, rank: int, found: Gradients, messages: Messages, waits: Waits, activity: Activity
-    ) -> Timeline | None:
+    def finish(self, rank: int, found: Gradients, activity: Activity) -> Timeline | None:
         """Returns the timeline.
 
         Args:
             rank: Its rank.
             found: Its gradients, and when its first event starts.
-            messages: Its messages.
-            waits: Its waits.
             activity: The activity of the rank.
 
         Returns:
@@ -234,31 +217,27 @@ class TimelineBuilder:
         """
         if self._late or self._lane != self._leading.name():
             return None
-        self._cut(Work.joined(self._pending))
+        self._cut(Work.joined([_NO_WORK, *self._pending]))
         self._pending = []
         host = _Labels(*(column.values() for column in self._found))
-        start, end, message = blocked_times(messages, waits, activity, self._lane)
         stopped = _whole(activity.stopped, "idle", self._code(STOPPED))
         if activity.device:
             unexplained = _whole(activity.unrecorded, "wait", NULL)
             partition = _overlay(unexplained, _describe(host, _BESIDE_DEVICE))
             partition = _overlay(stopped, partition)
             for kind in ("copy", "kernel"):
-                top = _describe(_latest(Work.joined(self._device[kind])), _ON_DEVICE)
+                top = _describe(_latest(Work.joined([_NO_WORK, *self._device[kind]])), _ON_DEVICE)
                 partition = _overlay(top, partition)
         else:
             partition = _with_copies(
                 _describe(host, _ON_CPU),
-                _describe(_latest(Work.joined(self._device["copy"])), _ON_DEVICE),
+                _describe(_latest(Work.joined([_NO_WORK, *self._device["copy"]])), _ON_DEVICE),
             )
             partition = _overlay(stopped, partition)
         return Timeline(
             rank=rank,
             segments=_without_holes(partition, found.first),
             names=list(self._names),
-            block_start=start,
-            block_end=end,
-            block_message=message,
             gradient_time=found.time,
             gradient_tensor=found.tensor,
             backward=self._names.get("backward", NULL),
@@ -274,7 +253,7 @@ class TimelineBuilder:
         if not len(steps):
             return
         until = int(steps.max())
-        pending = Work.joined(self._pending)
+        pending = Work.joined([_NO_WORK, *self._pending])
         before = pending.start < until
         if bool((pending.end[before] <= until).all()):
             self._cut(pending.keep(before))
@@ -371,7 +350,8 @@ def _with_operators(work: Work, parent: IntArray) -> Work:
         outer = further
     part = (work.kind == KIND["host"]) & np.isin(work.kind[outer], _ENCLOSING)
     of_data = part & (work.kind[outer] == KIND["data"])
-    return work._replace(
+    return replace(
+        work,
         kind=np.where(part, work.kind[outer], work.kind),
         name=np.where(of_data, work.name[outer], work.name),
     )
@@ -380,12 +360,7 @@ def _with_operators(work: Work, parent: IntArray) -> Work:
 def _parents(depth: IntArray) -> IntArray:
     """Returns the index of the enclosing event of each, or `NULL`; events are sorted by start."""
     parent = np.full(len(depth), NULL)
-    by_depth = np.argsort(depth, kind="stable")
-    levels = np.flatnonzero(np.append(True, np.diff(depth[by_depth]) != 0)[: len(depth)])
-    bounds = [*levels.tolist(), len(depth)]
-    for i in range(1, len(levels)):
-        outer = by_depth[bounds[i - 1] : bounds[i]]
-        inner = by_depth[bounds[i] : bounds[i + 1]]
+    for outer, inner in pairwise(by_place(depth, int(depth.max(initial=-1)) + 1)):
         parent[inner] = outer[np.maximum(np.searchsorted(outer, inner) - 1, 0)]
     return parent
 
@@ -416,7 +391,7 @@ def _label(work: Work, time: IntArray, row: IntArray) -> _Labels:
     """Labels each segment by the row that determines it; `NULL` denotes a hole."""
     hole = row == NULL
     if not len(work.start):
-        return _Labels(time, *_NO_WORK[2:])
+        return _Labels(time, _NO_WORK.kind, _NO_WORK.name, _NO_WORK.update)
     kind = np.where(hole, np.int8(_HOLE), work.kind[row])
     # A step indicates host work without a name.
     name = np.where(hole | (kind == KIND["step"]), np.int32(NULL), work.name[row])
@@ -480,54 +455,3 @@ def _without_holes(partition: Partition, first: int | None) -> Partition:
         np.append(categories, category).astype(np.int8),
         np.append([NULL] * len(before), partition.name).astype(np.int32),
     )
-
-
-def blocked_times(
-    messages: Messages, waits: Waits, activity: Activity, lane: str | None
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Returns the times in which a rank only waits for a message.
-
-    Args:
-        messages: Its messages.
-        waits: Its waits.
-        activity: The activity of the rank.
-        lane: The thread that trains; not used where the device is seen.
-
-    Returns:
-        Start and end of each block, ascending and disjoint, and the index of its message; `NULL`
-        where that is not known.
-    """
-    return _exposed(messages, activity) if activity.device else _blocked(waits, lane)
-
-
-def _blocked(waits: Waits, lane: str | None) -> tuple[IntArray, IntArray, IntArray]:
-    """Returns start, end and message of one thread's disjoint waits; of all if it has none."""
-    waits_rows = np.arange(len(waits.start))
-    if lane in waits.lanes:
-        waits_rows = waits_rows[waits.lane == waits.lanes.index(lane)]
-    start, end = waits.start[waits_rows], waits.end[waits_rows]
-    if len(start):
-        reach = np.maximum.accumulate(end)
-        start = np.append(start[:1], np.maximum(start[1:], reach[:-1]))
-    kept = end > start
-    return start[kept], end[kept], waits.message[waits_rows][kept]
-
-
-def _exposed(messages: Messages, activity: Activity) -> tuple[IntArray, IntArray, IntArray]:
-    """Returns start, end and message of the times in which a device only communicates."""
-    exposed = (
-        activity.comm if activity.compute is None else subtract(activity.comm, activity.compute)
-    )
-    counted = np.flatnonzero(messages.in_flight & messages.closed)
-    by_end = counted[np.argsort(messages.end[counted], kind="stable")]
-    ends = messages.end[by_end]
-    # Divided at the ends of messages, so that each block belongs to the next message to end.
-    first = np.searchsorted(ends, exposed.start, side="right")
-    last = np.searchsorted(ends, exposed.end, side="left")
-    cuts = np.maximum(last - first, 0)
-    inner = np.repeat(first - np.cumsum(cuts) + cuts, cuts) + np.arange(int(cuts.sum()))
-    inside = ends[inner]
-    start = distinct(np.concatenate([exposed.start, inside]))
-    end = distinct(np.concatenate([exposed.end, inside]))
-    place = np.minimum(np.searchsorted(ends, end, side="left"), max(len(ends) - 1, 0))
-    return start, end, by_end[place] if len(ends) else place

@@ -21,7 +21,8 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.time_alignment import Calls, IntArray, match_by_time
+from ddltrace.analyzer.events.event_columns import IntArray, ranges
+from ddltrace.analyzer.events.time_alignment import Calls, match_by_time
 
 _GRAMS: Final = (8, 3, 1)
 """Number of equal consecutive calls after which records agree again; fewer suffice if no longer run
@@ -174,11 +175,9 @@ def _filled(left: Calls, right: Calls, pairs: Pairs) -> Pairs:
     between_counts = np.diff(i) - 1
     between = np.flatnonzero((between_counts > 0) & (between_counts == np.diff(j) - 1))
     counts = between_counts[between]
-    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    lefts = np.repeat(i[between] + 1, counts) + within
-    rights = np.repeat(j[between] + 1, counts) + within
+    block, lefts = ranges(i[between] + 1, counts)
+    rights = lefts + (j - i)[between][block]
     unlike = left.token[lefts] != right.token[rights]
-    block = np.repeat(np.arange(len(between)), counts)
     good = (np.bincount(block[unlike], minlength=len(between)) == 0)[block]
     return np.sort(np.append(pairs[0], lefts[good])), np.sort(np.append(pairs[1], rights[good]))
 

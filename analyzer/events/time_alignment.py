@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import FloatArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    ColumnTable,
+    FloatArray,
+    IntArray,
+    changes,
+    distinct,
+)
 
-IntArray = npt.NDArray[np.int64]
 _CHUNK: Final = 256
 _FAR: Final = 4096
 """Number of calls of the other record among which the first calls of one record are searched."""
@@ -38,7 +42,7 @@ _TIME_BITS: Final = 51
 
 
 @dataclass(frozen=True)
-class Calls:
+class Calls(ColumnTable):
     """The calls of one rank, in order.
 
     Attributes:
@@ -50,9 +54,6 @@ class Calls:
     token: IntArray
     time: IntArray
     step: IntArray
-
-    def __len__(self) -> int:
-        return len(self.token)
 
 
 def match_by_time(left: Calls, right: Calls, likely: tuple[IntArray, IntArray]) -> Match | None:
@@ -227,7 +228,7 @@ class _TimeAligner:
 def _in_order(lefts: IntArray, rights: IntArray, apart: FloatArray) -> tuple[IntArray, IntArray]:
     """Of pairs those in which each call occurs once, and both sides ascend."""
     order = np.lexsort((apart, lefts))
-    nearest = order[np.append(True, np.diff(lefts[order]) != 0)] if len(order) else order
+    nearest = order[changes(lefts[order])]
     kept = np.sort(nearest)  # by the right
     lefts, rights = lefts[kept], rights[kept]
     if (np.diff(lefts) > 0).all():

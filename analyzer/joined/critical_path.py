@@ -12,31 +12,36 @@ wall time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import (
     NULL,
     NULL_NS,
-    BoolArray,
-    Gathered,
+    ColumnTable,
     IntArray,
+    changes,
     distinct,
+    places_by_value,
 )
+from ddltrace.analyzer.events.interval_sets import Spans, divided_at, overlaps, touched
+from ddltrace.analyzer.events.rank_scan import RankBlocks
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY, Timeline
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.queues import Queues
 
-_PIECES_AT_ONCE = 1 << 16
-_LOCAL = -1
+_PIECES_AT_ONCE: Final = 1 << 16
+_LAST: Final = np.iinfo(np.int64).max
+_LOCAL: Final = -1
 """Category of a stretch that follows the rank's own timeline."""
 
 
-Blocks = tuple[IntArray, IntArray, IntArray]
+_Stretch: TypeAlias = tuple[int, int, int, int, int]
+"""Rank, start, end, category and message of a stretch."""
 
 
 class Window(NamedTuple):
@@ -122,74 +127,40 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Pieces of several paths; `window` is the index of the path of each piece."""
+class Pieces(ColumnTable):
+    """Pieces of paths, in few bytes each, as there may be one for every event.
+
+    Attributes:
+        start: Start of each, ns.
+        end: Its end.
+        category: Code in `CATEGORY`.
+        name: Index into `names`; `NULL` for none.
+        stretch: Index of the stretch that it is a part of, ascending.
+        names: The names that occur.
+    """
 
     start: IntArray
     end: IntArray
-    rank: IntArray
     category: IntArray
     name: IntArray
+    stretch: IntArray
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class _Stretches(ColumnTable):
+    """What walks find: waits for messages, and parts of ranks' timelines (category `_LOCAL`).
+
+    `window` is the index of the path of each.
+    """
+
+    rank: IntArray
+    start: IntArray
+    end: IntArray
+    category: IntArray
     message: IntArray
+    name: IntArray
     window: IntArray
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def columns(self) -> dict[str, IntArray]:
-        """All columns by their names."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def keep(self, rows: IntArray | BoolArray) -> Pieces:
-        """Some of them, in the order given."""
-        return Pieces(**{name: column[rows] for name, column in self.columns().items()})
-
-    @staticmethod
-    def joined(parts: Sequence[Pieces]) -> Pieces:
-        """All pieces of some parts, one part after the other."""
-        each = [part.columns() for part in parts]
-        return Pieces(**{name: np.concatenate([own[name] for own in each]) for name in each[0]})
-
-    def merged(self) -> Pieces:
-        """Returns the pieces with consecutive equal pieces merged."""
-        new = np.zeros(len(self), dtype=bool)
-        new[:1] = True
-        for column in (self.window, self.rank, self.category, self.name, self.message):
-            new[1:] |= column[1:] != column[:-1]
-        begins = np.flatnonzero(new)
-        ends = self.end[np.append(begins[1:], len(new))[: len(begins)] - 1]
-        return replace(self.keep(begins), end=ends)
-
-
-@dataclass
-class _Stretches:
-    """Stretches that walks collect, in plain lists, because they are appended one by one."""
-
-    rank: list[int]
-    start: list[int]
-    end: list[int]
-    category: list[int]
-    message: list[int]
-    windows: list[int]
-    window: int = 0
-
-    def add(self, rank: int, start: int, end: int, category: int, message: int = NULL) -> None:
-        if end > start:
-            self.rank.append(rank)
-            self.start.append(start)
-            self.end.append(end)
-            self.category.append(category)
-            self.message.append(message)
-            self.windows.append(self.window)
-
-    def pieces(self) -> Pieces:
-        """The same as columns, without names."""
-        columns = (self.start, self.end, self.rank, self.category, self.message, self.windows)
-        start, end, rank, category, message, window = (
-            np.array(column, dtype=np.int64) for column in columns
-        )
-        name = np.full(len(start), NULL)
-        return Pieces(start, end, rank, category, name, message, window)
 
 
 class PathFinder:
@@ -200,17 +171,17 @@ class PathFinder:
 
     Args:
         joined: All messages.
-        blocks: Gives a rank's blocks, see `Timeline`: start, end and message of each.
-        describe: Describes stretches of ranks, see `describe_stretches`; the results have the order
-            of the ranks.
+        blocks: Gives the blocks at which the path stops on a rank.
+        describe: Describes parts of ranks' timelines, see `describe_stretches`; the results have
+            the order of the ranks.
         tensor_names: Gives a rank's names of tensors by id.
     """
 
     def __init__(
         self,
         joined: Joined,
-        blocks: Callable[[int], Blocks],
-        describe: Callable[[Mapping[int, Pieces]], Iterable[RankPieces]],
+        blocks: Callable[[int], RankBlocks],
+        describe: Callable[[Mapping[int, Spans]], Iterable[Pieces]],
         tensor_names: Callable[[int], dict[int, str]],
     ) -> None:
         self._joined = joined
@@ -223,54 +194,47 @@ class PathFinder:
 
     def find(self, windows: Sequence[Window]) -> list[Path]:
         """The critical path of every window."""
-        found = _Stretches([], [], [], [], [], [])
-        for number, window in enumerate(windows):
-            self._walk(window, number, found)
-        walked = found.pieces()
-        blocked = np.flatnonzero(walked.message != NULL)
-        walked.name[blocked] = [self._message_code(row) for row in walked.message[blocked].tolist()]
+        walked = self._stretches(windows)
         local = walked.category == _LOCAL
-        parts = [walked.keep(~local)]
-        by_rank = {
-            rank: walked.keep(local & (walked.rank == rank))
-            for rank in distinct(walked.rank[local]).tolist()
+        rows = np.flatnonzero(~local)
+        some = walked.keep(rows)
+        parts = [Pieces(some.start, some.end, some.category, some.name, rows, self._name_list)]
+        of_rank = {
+            rank: mine[local[mine]].astype(np.int32) for rank, mine in places_by_value(walked.rank)
         }
-        for rank, described in zip(by_rank, self._describe_ranks(by_rank), strict=True):
+        of_rank = {rank: mine for rank, mine in of_rank.items() if len(mine)}
+        spans = {rank: Spans(walked.start[m], walked.end[m]) for rank, m in of_rank.items()}
+        for mine, described in zip(of_rank.values(), self._describe_ranks(spans), strict=True):
             codes = np.array([*map(self._code, described.names), NULL], dtype=np.int32)
-            parts.append(replace(described.pieces(rank), name=codes[described.name]))
-        # A path ends where the next one begins, so each part is sorted by window.
-        counts = sum(np.bincount(part.window, minlength=len(windows)) for part in parts)
-        paths: list[Path] = []
-        for low, high in _groups(np.asarray(counts)):
-            paths += self._some_paths(parts, low, high)
-        return paths
-
-    def _some_paths(self, parts: Sequence[Pieces], low: int, high: int) -> Iterator[Path]:
-        """The paths of the windows from `low` to `high` - 1."""
-        some = []
+            name, stretch = codes[described.name], mine[described.stretch]
+            parts.append(replace(described, name=name, stretch=stretch, names=self._name_list))
+        counts = np.zeros(len(windows), np.int64)
         for part in parts:
-            # Of the same type: otherwise the whole column is converted for each search.
-            wanted = np.array([low, high], dtype=part.window.dtype)
-            some.append(part.keep(np.arange(*np.searchsorted(part.window, wanted).tolist())))
-        whole = Pieces.joined(some)
-        whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
-        bounds = np.searchsorted(whole.window, np.arange(low, high + 1)).tolist()
-        # There may be a piece for every event: 21 bytes each.
-        rank, message = whole.rank.astype(np.int32), whole.message.astype(np.int32)
-        category, name = whole.category.astype(np.int8), whole.name.astype(np.int32)
-        for first, last in pairwise(bounds):
-            yield Path(
-                edge=np.append(whole.start[first:last], whole.end[last - 1 : last]),
-                rank=rank[first:last],
-                category=category[first:last],
-                name=name[first:last],
-                message=message[first:last],
-                names=self._name_list,
-            )
+            counts += np.bincount(walked.window[part.stretch], minlength=len(windows))
+        return [path for low, high in _groups(counts) for path in _paths(walked, parts, low, high)]
 
-    def _walk(self, window: Window, number: int, found: _Stretches) -> None:
+    def _stretches(self, windows: Sequence[Window]) -> _Stretches:
+        """The stretches of all windows, one window after the other, in the order of time."""
+        numbers = np.fromiter(
+            (
+                value
+                for number, window in enumerate(windows)
+                for stretch in self._walk(window)
+                if stretch[2] > stretch[1]
+                for value in (*stretch, number)
+            ),
+            np.int64,
+        )
+        rank, start, end, category, message, window = numbers.reshape(-1, 6).T
+        name = np.full(len(message), NULL)
+        waits = np.flatnonzero(message != NULL)
+        name[waits] = [self._message_code(row) for row in message[waits].tolist()]
+        found = _Stretches(rank, start, end, category, message, name, window)
+        return found.keep(np.lexsort((start, window)))
+
+    def _walk(self, window: Window) -> Iterator[_Stretch]:
+        """Walks a window backward; stretches may be empty."""
         start, end, rank = window
-        found.window = number
         messages = self._joined.messages
         now = end
         seen: dict[int, int] = {}  # rank -> the earliest of its blocks that has been used
@@ -281,44 +245,47 @@ class PathFinder:
                 # Back in the middle of a wait, whose message does not explain the rank's late
                 # arrival.
                 since = max(int(block_start[block]), start)
-                found.add(rank, since, now, CATEGORY["wait"])
+                yield _stretch(rank, since, now, CATEGORY["wait"])
                 now = since
                 continue
             if block < 0 or block_end[block] <= start:
-                found.add(rank, start, now, _LOCAL)
+                yield _stretch(rank, start, now, _LOCAL)
                 break
             seen[rank] = block
             until = min(int(block_end[block]), now)
             since = max(int(block_start[block]), start)
-            found.add(rank, until, now, _LOCAL)
+            yield _stretch(rank, until, now, _LOCAL)
             now = until
             if block_message[block] == NULL:
-                found.add(rank, since, now, CATEGORY["wait"])
+                yield _stretch(rank, since, now, CATEGORY["wait"])
                 now = since
                 continue
             row = messages.offsets[rank] + int(block_message[block])
             released = int(self._joined.released[row])
             # It had not started when the walk came to this block from another message.
             if released == NULL_NS or released >= now:
-                found.add(rank, since, now, CATEGORY["wait"], row)
+                yield _stretch(rank, since, now, CATEGORY["wait"], row)
                 now = since
                 continue
             came = max(released, since)
-            found.add(rank, came, now, CATEGORY["transfer"], row)
+            yield _stretch(rank, came, now, CATEGORY["transfer"], row)
             now = came
             if came > since:
-                rank, now = self._through_queues(int(self._joined.releaser[row]), now, start, found)
+                releaser = int(self._joined.releaser[row])
+                rank, now = yield from self._through_queues(releaser, now, start)
 
     def _through_queues(
-        self, rank: int, now: int, start: int, found: _Stretches
-    ) -> tuple[int, int]:
+        self, rank: int, now: int, start: int
+    ) -> Generator[_Stretch, None, tuple[int, int]]:
         """Continues the walk backward through the messages that occupied the queue of a message.
 
         Args:
             rank: The rank that came last to it.
             now: When.
             start: Where the path begins.
-            found: Receives the stretches.
+
+        Yields:
+            The transfers of these messages.
 
         Returns:
             Where the walk continues: the last rank to arrive at the first of them, and when.
@@ -332,7 +299,7 @@ class PathFinder:
             if released == NULL_NS or released >= now:
                 break
             came = max(released, start)
-            found.add(rank, came, now, CATEGORY["transfer"], former)
+            yield _stretch(rank, came, now, CATEGORY["transfer"], former)
             rank, now = int(self._joined.releaser[former]), came
         return rank, now
 
@@ -353,128 +320,90 @@ class PathFinder:
         return self._names[name]
 
 
-def _groups(counts: IntArray) -> Iterator[tuple[int, int]]:
-    """Ranges of windows with about `_PIECES_AT_ONCE` pieces: all at once would need much memory."""
-    group = (np.cumsum(counts) - counts) // _PIECES_AT_ONCE
-    borders = np.flatnonzero(np.append(True, group[1:] != group[:-1]))[: len(counts)]
-    yield from pairwise([*borders.tolist(), len(counts)])
+def _stretch(rank: int, start: int, end: int, category: int, message: int = NULL) -> _Stretch:
+    return rank, start, end, category, message
 
 
-@dataclass(frozen=True)
-class RankPieces:
-    """Pieces of one rank's timeline, in few bytes each; columns as in `Pieces`.
+def _paths(walked: _Stretches, parts: Sequence[Pieces], low: int, high: int) -> Iterator[Path]:
+    """The paths of the windows from `low` to `high` - 1.
 
-    Attributes:
-        name: Index into `names`; `NULL` for none.
-        names: Names of the rank.
+    Args:
+        walked: All stretches.
+        parts: All pieces, each part sorted by stretch.
+        low, high: The windows.
     """
-
-    start: IntArray
-    end: IntArray
-    category: IntArray
-    name: IntArray
-    window: IntArray
-    names: list[str]
-
-    def pieces(self, rank: int) -> Pieces:
-        """The same as `Pieces`; rank and message take no memory."""
-        count = len(self.start)
-        return Pieces(
-            start=self.start,
-            end=self.end,
-            rank=np.broadcast_to(np.int64(rank), count),
-            category=self.category,
-            name=self.name,
-            message=np.broadcast_to(np.int64(NULL), count),
-            window=self.window,
+    first, last = np.searchsorted(walked.window, [low, high])
+    some = []
+    for part in parts:
+        # Of the same type: otherwise the whole column is converted for each search.
+        wanted = np.array([first, last], dtype=part.stretch.dtype)
+        some.append(part.keep(slice(*np.searchsorted(part.stretch, wanted).tolist())))
+    whole = Pieces.joined(some)
+    whole = whole.keep(np.argsort(whole.stretch, kind="stable"))
+    rank, message, window = (
+        column[whole.stretch] for column in (walked.rank, walked.message, walked.window)
+    )
+    begins = np.flatnonzero(changes(window, rank, whole.category, whole.name, message))
+    bounds = np.searchsorted(window[begins], np.arange(low, high + 1)).tolist()
+    starts = whole.start[begins]
+    ends = whole.end[np.append(begins[1:], len(whole))[: len(begins)] - 1]
+    # There may be a piece for every event: 21 bytes each.
+    rank, message = rank[begins].astype(np.int32), message[begins].astype(np.int32)
+    category, name = whole.category[begins].astype(np.int8), whole.name[begins].astype(np.int32)
+    for first, last in pairwise(bounds):
+        yield Path(
+            edge=np.append(starts[first:last], ends[last - 1 : last]),
+            rank=rank[first:last],
+            category=category[first:last],
+            name=name[first:last],
+            message=message[first:last],
+            names=whole.names,
         )
 
 
-def describe_stretches(
-    line: Timeline, stretches: Pieces, tensor_names: Mapping[int, str]
-) -> RankPieces:
-    """Cuts stretches of a rank along its timeline, and names every piece.
+def _groups(counts: IntArray) -> Iterator[tuple[int, int]]:
+    """Ranges with about `_PIECES_AT_ONCE` pieces: all at once would need much memory."""
+    group = (np.cumsum(counts) - counts) // _PIECES_AT_ONCE
+    yield from pairwise([*np.flatnonzero(changes(group)).tolist(), len(counts)])
+
+
+def describe_stretches(line: Timeline, stretches: Spans, tensor_names: Mapping[int, str]) -> Pieces:
+    """Cuts parts of a rank's time along its timeline, and names every piece.
+
+    Backward is divided where gradients became ready; a part of it is named after the last one.
 
     Args:
         line: The timeline.
-        stretches: The stretches, which are sorted by window.
+        stretches: The parts, ascending.
         tensor_names: The rank's names of tensors by id.
     """
-    order = np.lexsort((stretches.start, stretches.window))
-    stretches = stretches.keep(order)
-    tensors, names = np.empty(0, np.int64), list(line.names)
+    names, ready = list(line.names), np.empty(0, np.int64)
     if line.backward != NULL and len(line.gradient_time):
+        ready = line.gradient_time
         ids, which = np.unique(line.gradient_tensor, return_inverse=True)
-        labels = [tensor_names.get(number, f"tensor {number}") for number in ids.tolist()]
-        tensors = len(names) + which
-        names += [f"{label}.grad" for label in labels]
-    counts = _segment_counts(line, stretches)
-    # There may be a piece for every event, so the large columns are kept only as long as needed.
-    start, end, window = Gathered(np.int64), Gathered(np.int64), Gathered(np.int32)
-    category, name = Gathered(np.int8), Gathered(np.int32)
-    for low, high in _groups(counts):
-        pieces = _local(line, stretches.keep(np.arange(low, high)), tensors)
-        start.add(pieces.start)
-        end.add(pieces.end)
-        category.add(pieces.category)
-        name.add(pieces.name)
-        window.add(pieces.window)
-    return RankPieces(
-        start=start.take_values(),
-        end=end.take_values(),
-        category=category.take_values(),
-        name=name.take_values(),
-        window=window.take_values(),
-        names=names,
-    )
-
-
-def _segment_counts(line: Timeline, stretches: Pieces) -> IntArray:
-    first = np.searchsorted(line.segments.time, stretches.start, side="right") - 1
-    last = np.searchsorted(line.segments.time, stretches.end, side="left")
-    return np.asarray(last - first)
-
-
-def _local(line: Timeline, stretches: Pieces, tensors: IntArray) -> Pieces:
-    """Pieces of a rank's timeline within stretches of it."""
-    time = line.segments.time
-    first = np.searchsorted(time, stretches.start, side="right") - 1
-    counts = _segment_counts(line, stretches)
-    which = np.repeat(np.arange(len(counts)), counts)
-    segment = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-    pieces = stretches.keep(which)
-    following = time[np.minimum(segment + 1, len(time) - 1)]
-    unbounded = segment == len(time) - 1
-    name = line.segments.name[segment]
-    pieces = replace(
-        pieces,
-        start=np.maximum(time[segment], pieces.start),
-        end=np.where(unbounded, pieces.end, np.minimum(following, pieces.end)),
-        category=line.segments.category[segment].astype(np.int64),
-        name=name.astype(np.int64),
-    )
-    if not len(tensors):
-        return pieces
-    return _split_backward(line, pieces, name == line.backward, tensors)
-
-
-def _split_backward(
-    line: Timeline, pieces: Pieces, backward: BoolArray, tensors: IntArray
-) -> Pieces:
-    """Divides backward where gradients became ready; a part is named after its last one."""
-    times = line.gradient_time
-    low = np.searchsorted(times, pieces.start, side="right")
-    high = np.searchsorted(times, pieces.end, side="left")
-    cuts = np.where(backward, np.maximum(high - low, 0), 0)
-    which = np.repeat(np.arange(len(cuts)), cuts + 1)
-    place = np.arange(len(which)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)
-    # Part k of a piece lies between gradients low + k - 1 and low + k, within the piece.
-    following = low[which] + place
-    former = times[np.maximum(following - 1, 0)]
-    next_one = np.minimum(following, len(times) - 1)
-    begins = np.where(place == 0, pieces.start[which], former)
-    ends = np.where(place == cuts[which], pieces.end[which], times[next_one])
-    made = backward[which] & (following < len(times)) & (times[next_one] == ends)
-    name = np.where(made, tensors[next_one], pieces.name[which])
-    parts = replace(pieces.keep(which), start=begins, end=ends, name=name)
-    return parts.keep(ends > begins)
+        tensors = np.append(len(names) + which, NULL)
+        names += [f"{tensor_names.get(each, f'tensor {each}')}.grad" for each in ids.tolist()]
+    times, gaps = np.append(ready, _LAST), divided_at(distinct(ready))
+    time, category, name = line.segments
+    segments = Spans(time, np.append(time[1:], _LAST))
+    found = []
+    for low, high in _groups(touched(stretches, segments)[1]):
+        some = Spans(stretches.start[low:high], stretches.end[low:high])
+        stretch, segment, spans = overlaps(some, segments)
+        called = name[segment]
+        if len(ready):
+            piece, _, spans = overlaps(spans, gaps)
+            stretch, segment, called = stretch[piece], segment[piece], called[piece]
+            made = np.searchsorted(ready, spans.end)
+            is_made = (called == line.backward) & (times[made] == spans.end)
+            called = np.where(is_made, tensors[made], called)
+        found.append(
+            Pieces(
+                *spans,
+                category=category[segment],
+                name=called.astype(np.int32),
+                stretch=(low + stretch).astype(np.int32),
+                names=names,
+            )
+        )
+    return Pieces.joined(found)

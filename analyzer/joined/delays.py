@@ -21,10 +21,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, FloatArray, IntArray
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    by_place,
+)
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within
 from ddltrace.analyzer.events.own_work import ACTIVITIES
-from ddltrace.analyzer.joined.dependencies import Graph, by_place, other_sides
+from ddltrace.analyzer.joined.dependencies import Graph, other_sides
 from ddltrace.analyzer.joined.join import Joined
 
 CAUSES: Final = (*ACTIVITIES, "transfer")

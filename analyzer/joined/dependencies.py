@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, changes
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.joined.queues import find_formers
@@ -112,18 +111,19 @@ class Graph:
 def find_blocks(scans: Mapping[int, RankScan], joined: Joined) -> Blocks:
     """Concatenates the blocks of all ranks."""
     ranks = list(joined.messages.ranks)
-    counts = [len(scans[rank].block_start) for rank in ranks]
+    of_rank = [scans[rank].blocks for rank in ranks]
+    counts = [len(each.start) for each in of_rank]
     none = np.empty(0, np.int64)
     message = [
-        np.where(scans[r].block_message == NULL, NULL, scans[r].block_message + offset)
-        for r, offset in ((rank, joined.messages.offsets[rank]) for rank in ranks)
+        np.where(each.message == NULL, NULL, each.message + joined.messages.offsets[rank])
+        for rank, each in zip(ranks, of_rank, strict=True)
     ]
     return Blocks(
         ranks=ranks,
         first=np.append(0, np.cumsum(counts)).astype(np.int64),
         place=np.repeat(np.arange(len(ranks)), counts),
-        start=np.concatenate([none, *(scans[rank].block_start for rank in ranks)]),
-        end=np.concatenate([none, *(scans[rank].block_end for rank in ranks)]),
+        start=np.concatenate([none, *(each.start for each in of_rank)]),
+        end=np.concatenate([none, *(each.end for each in of_rank)]),
         message=np.concatenate([none, *message]).astype(np.int64),
     )
 
@@ -171,7 +171,7 @@ def _joins(joined: Joined) -> tuple[IntArray, IntArray, IntArray]:
     kind[joined.collective[waiting]] = True
     kind[NULL] = False
     shared = joined.order[kind[joined.collective[joined.order]]]
-    new = np.append(True, np.diff(joined.collective[shared]) != 0)[: len(shared)]
+    new = changes(joined.collective[shared])
     join = np.full(len(messages), NULL)
     join[shared] = np.cumsum(new) - 1
     join[joined.is_single] = NULL
@@ -262,10 +262,3 @@ def _levels(graph: Graph) -> tuple[IntArray, IntArray]:
             level[node] = max(level[node], 0)
             stack.pop()
     return np.array(level[:count], dtype=np.int64), np.array(level[count:], dtype=np.int64)
-
-
-def by_place(place: IntArray, count: int) -> list[IntArray]:
-    """The entries of each rank, by its place; those of none are left out."""
-    order = np.argsort(place, kind="stable")
-    bounds = np.searchsorted(place[order], np.arange(count + 1))
-    return [order[low:high] for low, high in pairwise(bounds)]

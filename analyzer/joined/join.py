@@ -26,6 +26,7 @@ from ddltrace.analyzer.events.event_columns import (
     NULL_NS,
     BoolArray,
     IntArray,
+    changes,
     distinct,
     places_by_value,
 )
@@ -351,9 +352,9 @@ def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
     order = rows[np.lexsort((messages.start[rows], rank, group))]
     time = np.where(messages.end == NULL_NS, messages.start, messages.end)
     group, rank = messages.group[order], messages.rank[order]
-    parts = np.split(order, np.flatnonzero(_changes(group, rank))[1:])
+    parts = np.split(order, np.flatnonzero(changes(group, rank))[1:])
     of_group = group[np.cumsum([0, *map(len, parts[:-1])])]
-    for begin, end in pairwise([*np.flatnonzero(_changes(of_group)).tolist(), len(parts)]):
+    for begin, end in pairwise([*np.flatnonzero(changes(of_group)).tolist(), len(parts)]):
         ranks = parts[begin:end]
         tokens = call_tokens(
             [messages.op[part] for part in ranks],
@@ -370,15 +371,6 @@ def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
     return seq, True
 
 
-def _changes(*sorted_keys: IntArray) -> IntArray:
-    """Whether each entry differs from the one before in any key."""
-    new = np.zeros(len(sorted_keys[0]), dtype=bool)
-    new[:1] = True
-    for key in sorted_keys:
-        new[1:] |= key[1:] != key[:-1]
-    return new
-
-
 def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArray, IntArray]:
     """Groups the rows of each collective and reduces them."""
     rows = np.flatnonzero(messages.is_collective)
@@ -386,7 +378,7 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
     number = np.where(by_place, -2 - seq, seq)
     keys = (number[rows], by_place[rows], messages.group[rows])
     order = rows[np.lexsort((messages.start[rows], *keys))]
-    new = _changes(messages.group[order], seq[order])
+    new = changes(messages.group[order], seq[order])
     begins = np.flatnonzero(new)
     of_row = np.cumsum(new) - 1
     collective = np.full(len(messages), NULL)
@@ -413,7 +405,7 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
     sizes_differ = input_bytes != _reduce(np.minimum, size, begins)
     ops_differ = _reduce(np.maximum, op, begins) != _reduce(np.minimum, op, begins)
     by_rank = np.lexsort((rank, of_row))
-    same = ~_changes(of_row[by_rank], rank[by_rank])
+    same = ~changes(of_row[by_rank], rank[by_rank])
     twice = np.zeros(len(begins), dtype=bool)
     twice[of_row[by_rank][same]] = True
 
@@ -465,7 +457,7 @@ def _pair(messages: AllMessages) -> IntArray:
     missing = seq == NULL
     if missing.any():
         place = np.lexsort((messages.start[rows], sends, tag, target, source, group))
-        new = _changes(group[place], source[place], target[place], tag[place], sends[place])
+        new = changes(group[place], source[place], target[place], tag[place], sends[place])
         begins = np.flatnonzero(new)
         count = np.arange(len(place)) - np.repeat(begins, np.diff(np.append(begins, len(place))))
         in_order = np.empty(len(rows), dtype=np.int64)
@@ -473,7 +465,7 @@ def _pair(messages: AllMessages) -> IntArray:
         seq = np.where(missing, -2 - in_order, seq)
     keys = (seq, tag, target, source, group)
     order = np.lexsort((sends, *keys))
-    new = _changes(*(key[order] for key in keys))
+    new = changes(*(key[order] for key in keys))
     begins = np.flatnonzero(new)
     counts = np.diff(np.append(begins, len(order)))
     # A pair is one receive and one send; anything else under a key is ambiguous.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddltrace.analyzer.engine.part_tasks import PartWithData, map_parts
+from ddltrace.analyzer.events.interval_sets import Spans
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.critical_path import Pieces, RankPieces, describe_stretches
+from ddltrace.analyzer.joined.critical_path import Pieces, describe_stretches
 from ddltrace.analyzer.joined.trace_scans import timeline_of
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ class _RankPart(PartWithData["Trace"]):
     """What a task needs to describe the stretches of one rank."""
 
     scan: RankScan
-    stretches: Pieces
+    stretches: Spans
 
 
 def describe_ranks(
-    trace: Trace, scans: Mapping[int, RankScan], stretches: Mapping[int, Pieces]
-) -> Iterator[RankPieces]:
+    trace: Trace, scans: Mapping[int, RankScan], stretches: Mapping[int, Spans]
+) -> Iterator[Pieces]:
     """Describes the stretches of ranks along their timelines, on the engine of the trace.
 
     Args:
@@ -40,6 +41,6 @@ def describe_ranks(
     return map_parts(trace, _describe, parts, "describing critical paths")
 
 
-def _describe(part: _RankPart) -> RankPieces:
+def _describe(part: _RankPart) -> Pieces:
     names = part.trace.tensor_names(part.scan.rank)
     return describe_stretches(timeline_of(part.trace, part.scan), part.stretches, names)

@@ -23,9 +23,17 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
-from ddltrace.analyzer.events.interval_sets import Spans, length_before
-from ddltrace.analyzer.joined.dependencies import Graph, by_place
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    BoolArray,
+    IntArray,
+    by_place,
+    distinct,
+    ranges,
+)
+from ddltrace.analyzer.events.interval_sets import Spans, lengths_within
+from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 
 _NUMBERS_AT_ONCE: Final = 1 << 20
@@ -136,13 +144,13 @@ class Replay:
         join_level = graph.join_level
         order = np.argsort(join_level, kind="stable")
         order = order[join_level[order] >= 0]
-        rows = _ranges(graph.first[order], sizes[order])
+        which, rows = ranges(graph.first[order], sizes[order])
         self._join_order = order
         self._rows = graph.rows[rows]
         self._row_first = np.cumsum(sizes[order]) - sizes[order]
         join_chunk = np.full(len(sizes), NULL)
         if len(rows):
-            of_join = np.repeat(order, sizes[order])
+            of_join = order[which]
             np.maximum.at(join_chunk, of_join, self._row_chunk[self._rows])
             outside = self._row_chunk[self._rows] != join_chunk[of_join]
         else:
@@ -361,9 +369,8 @@ class Replay:
                 if rank not in self._place_of or not len(spans.start):
                     continue
                 mine = stretches.rows[self._place_of[rank]]
-                times = np.concatenate([stretches.since[mine], stretches.until[mine]])
-                before = length_before(spans, times)
-                found[mine, number] = before[len(mine) :] - before[: len(mine)]
+                since, until = stretches.since[mine], stretches.until[mine]
+                found[mine, number] = lengths_within(spans, since, until)
         return found
 
 
@@ -437,9 +444,3 @@ def _stack(columns: Sequence[IntArray | None]) -> IntArray | None:
         return None
     zeros = np.zeros(len(filled[0]), dtype=np.int64)
     return np.stack([zeros if column is None else column for column in columns], axis=1)
-
-
-def _ranges(first: IntArray, sizes: IntArray) -> IntArray:
-    """The integers first, first + 1, ... of every range, one range after the other."""
-    begins = np.cumsum(sizes) - sizes
-    return np.repeat(first - begins, sizes) + np.arange(int(sizes.sum()))

@@ -79,4 +79,4 @@ def _stopped(trace: Trace, rank: int) -> Spans:
 def _finished(builder: TimelineBuilder, scan: RankScan) -> Timeline | None:
     first = scan.first if scan.events else None
     gradients = Gradients(first, scan.gradient_time, scan.gradient_tensor)
-    return builder.finish(scan.rank, gradients, scan.messages, scan.waits, scan.activity)
+    return builder.finish(scan.rank, gradients, scan.activity)

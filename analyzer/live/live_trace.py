@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    Columns,
+    IntArray,
+    changes,
+    distinct,
+)
 from ddltrace.analyzer.events.interval_sets import (
     Spans,
     clip,
@@ -363,8 +370,7 @@ def lateness(messages: list[Messages], clocks: list[RankClock]) -> dict[int, tup
         return {}
     order = np.lexsort((arrival, seq, group))
     group, seq, arrival, rank = group[order], seq[order], arrival[order], rank[order]
-    new = np.append(True, (group[1:] != group[:-1]) | (seq[1:] != seq[:-1]))
-    first = np.flatnonzero(new)
+    first = np.flatnonzero(changes(group, seq))
     counts = np.diff(np.append(first, len(group)))
     sizes = np.zeros(len(codes), np.int64)
     np.maximum.at(sizes, group[first], counts)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, changes
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.distribution import (
     Distribution,
@@ -194,9 +194,7 @@ def collective_times(joined: Joined, chosen: BoolArray) -> dict[CollectiveKind, 
     op, group, size = collectives.op[index], collectives.group[index], collectives.bytes[index]
     order = np.lexsort((size, group, op))
     index, op, group, size = index[order], op[order], group[order], size[order]
-    new = np.flatnonzero(
-        np.append(True, (np.diff(op) != 0) | (np.diff(group) != 0) | (np.diff(size) != 0))
-    )
+    new = np.flatnonzero(changes(op, group, size))
     found: dict[CollectiveKind, CollectiveTimes] = {}
     for begin, end in zip(new.tolist(), np.append(new[1:], len(index)).tolist(), strict=True):
         code = int(group[begin])

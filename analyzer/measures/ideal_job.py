@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL_NS, FloatArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL_NS, FloatArray, IntArray, changes
 from ddltrace.analyzer.importers.straggler_analysis.operations import (
     CHUNK_MARK,
     COLLECTIVES,
@@ -230,7 +230,7 @@ def _worker(trace: Trace, place_of: Mapping[int, tuple[int, int]], steps: IntArr
     rows = np.flatnonzero((codes >= 0) & np.isin(columns.step, steps) & (columns.end != NULL_NS))
     rows = rows[np.lexsort((columns.start[rows], codes[rows], columns.step[rows]))]
     step, name = columns.step[rows].astype(np.int64), codes[rows]
-    first = np.append(True, (step[1:] != step[:-1]) | (name[1:] != name[:-1]))[: len(rows)]
+    first = changes(step, name)
     place = np.arange(len(rows))
     number = place - np.maximum.accumulate(np.where(first, place, 0)) if len(rows) else place
     return _Worker(

@@ -16,9 +16,9 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray
 from ddltrace.analyzer.events.own_work import OwnWork, own_work
-from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.events.rank_scan import RankBlocks, RankScan
 from ddltrace.analyzer.formatting.units import value_text
-from ddltrace.analyzer.joined.critical_path import Blocks, Path, PathFinder, Window
+from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import Graph, find_graph
 from ddltrace.analyzer.joined.executions import Executions, find_executions
 from ddltrace.analyzer.joined.join import Joined
@@ -136,7 +136,7 @@ def find_paths(
     """The critical path of every step: step number -> path."""
 
     @cache
-    def blocks(rank: int) -> Blocks:
+    def blocks(rank: int) -> RankBlocks:
         return scans[rank].path_blocks()
 
     names = cache(trace.tensor_names)

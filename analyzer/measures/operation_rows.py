@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import IntArray
+from ddltrace.analyzer.events.event_columns import IntArray, changes
 from ddltrace.analyzer.formatting.kernel_names import kernel_text
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
@@ -155,10 +155,7 @@ class Groups:
 def grouped(keys: Sequence[IntArray], duration: IntArray) -> Groups:
     """Summarizes durations by equal keys; the last key is the first to be sorted by."""
     order = np.lexsort((duration, *keys))
-    differs = np.zeros(len(order), dtype=bool)
-    differs[:1] = True
-    for key in keys:
-        differs[1:] |= key[order][1:] != key[order][:-1]
+    differs = changes(*(key[order] for key in keys))
     begin = np.flatnonzero(differs)
     count = np.diff(np.append(begin, len(order)))
     ordered = duration[order]

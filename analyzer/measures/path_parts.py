@@ -11,7 +11,7 @@ import numpy as np
 from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY
-from ddltrace.analyzer.joined.critical_path import Path, Pieces
+from ddltrace.analyzer.joined.critical_path import Path
 
 MOST_PARTS: Final = 100
 """Parts that a report has."""
@@ -164,9 +164,15 @@ def path_parts(paths: Sequence[Path], most: int | None = MOST_PARTS) -> PathSums
         # As many paths at a time as make the calls worth while, and no more.
         sizes = np.cumsum([len(path) for path in paths[first : first + _PATHS_AT_ONCE]])
         count = 1 + int(np.searchsorted(sizes, _PIECES_AT_ONCE))
-        pieces = _pieces(paths[first : first + count])
-        length = pieces.end - pieces.start
-        key = (pieces.rank * len(CATEGORIES) + pieces.category) * stride + pieces.name + 1
+        some = paths[first : first + count]
+        rank, category, name, length = (
+            np.concatenate(columns)
+            for columns in zip(
+                *((each.rank, each.category, each.name, each.end - each.start) for each in some),
+                strict=True,
+            )
+        )
+        key = (rank.astype(np.int64) * len(CATEGORIES) + category) * stride + name + 1
         sums.add(key, length)
         first += count
     keys, whole = sums.found()
@@ -198,19 +204,6 @@ def path_parts(paths: Sequence[Path], most: int | None = MOST_PARTS) -> PathSums
 
 def _last_rank(path: Path) -> int:
     return int(path.rank.max(initial=0))
-
-
-def _pieces(paths: Sequence[Path]) -> Pieces:
-    """The pieces of some paths, one path after the other; `window` is the path's place."""
-    return Pieces(
-        start=np.concatenate([path.start for path in paths]),
-        end=np.concatenate([path.end for path in paths]),
-        rank=np.concatenate([path.rank for path in paths]).astype(np.int64),
-        category=np.concatenate([path.category for path in paths]),
-        name=np.concatenate([path.name for path in paths]),
-        message=np.concatenate([path.message for path in paths]),
-        window=np.repeat(np.arange(len(paths)), [len(path) for path in paths]),
-    )
 
 
 class _Sums:

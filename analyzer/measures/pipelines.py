@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, FloatArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, FloatArray, IntArray, changes
 from ddltrace.analyzer.events.interval_sets import lengths_within
 from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -220,7 +220,7 @@ def _by_microbatch(
         return np.zeros((2, 0))
     work = own_work(scan)["compute"]
     worked = lengths_within(work, end[:-1], end[1:]) > 0
-    new_step = np.append(True, step[1:] != step[:-1])
+    new_step = changes(step)
     new = new_step | np.append(True, worked)
     number = np.cumsum(new) - 1
     begins = np.maximum.accumulate(np.where(new_step, number, 0))

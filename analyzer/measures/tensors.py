@@ -16,6 +16,7 @@ from ddltrace.analyzer.events.event_columns import (
     Gathered,
     IntArray,
     distinct,
+    ranges,
 )
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
@@ -456,9 +457,7 @@ class _Part:
         low, high = self.items[rows], self.items[rows + 1]
         if int(high[-1] - low[0]) == int((high - low).sum()):
             return slice(int(low[0]), int(high[-1]))
-        counts = high - low
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.asarray(np.repeat(low, counts) + within)
+        return ranges(low, high - low)[1]
 
 
 def _keys(codes: IntArray, values: IntArray) -> IntArray:

@@ -205,7 +205,7 @@ class _Aligner:
         line = fit_line(bounds, first, last)
         messages = self._message_bounds(domain)
         if messages is not None:
-            refined = fit_line(Bounds.joined([bounds, messages]), first, last)
+            refined = fit_line(Bounds.joined([bounds, messages.on_base(bounds.base)]), first, last)
             if refined is not None:
                 return _straight(refined, REFINED)
         fit = line or fit_broken_line(bounds, first, last)
@@ -268,7 +268,7 @@ class _Aligner:
                 parts.append(_continued(samples, self._found[other]))
             elif other == domain and own in self._found:
                 parts.append(_continued(_reversed(samples), self._found[own]))
-        return Bounds.joined(parts) if parts else None
+        return Bounds.joined([part.on_base(parts[0].base) for part in parts]) if parts else None
 
     def _message_bounds(self, domain: str) -> Bounds | None:
         here = self._message_times(domain)

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import memory_of
-from ddltrace.analyzer.trace.clock_fit import Bounds, IntArray
+from ddltrace.analyzer.events.event_columns import IntArray, memory_of
+from ddltrace.analyzer.trace.clock_fit import Bounds
 from ddltrace.tracer.trace.arrow_arrays import integers, scalar, strings
 from ddltrace.tracer.trace.run_info import RankInfo
 

@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import FloatArray
-
-IntArray = npt.NDArray[np.int64]
+from ddltrace.analyzer.events.event_columns import ColumnTable, FloatArray, IntArray
 
 MAX_DRIFT: Final = 1e-3
 """NTP corrects a clock by 500 ppm at most: two clocks differ by 1,000 at most."""
@@ -35,7 +32,7 @@ _ROUNDING_NS: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Bounds:
+class Bounds(ColumnTable):
     """Intervals in which an offset lies; all in nanoseconds.
 
     Attributes:
@@ -50,32 +47,19 @@ class Bounds:
     high: FloatArray
     base: int
 
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def taken(self, rows: npt.NDArray[np.intp]) -> Bounds:
-        """The intervals of some rows."""
-        return Bounds(self.x[rows], self.low[rows], self.high[rows], self.base)
-
     def sorted(self) -> Bounds:
         """The same, in time order."""
-        return self.taken(np.argsort(self.x, kind="stable"))
+        return self.keep(np.argsort(self.x, kind="stable"))
 
     def violation(self, fit: Fit) -> float:
         """By how much a fit misses the interval that it misses most; 0 if it misses none."""
         offset = fit.relative(self.x) + (fit.base - self.base)
         return float(max(0.0, np.max(self.low - offset), np.max(offset - self.high)))
 
-    @staticmethod
-    def joined(parts: list[Bounds]) -> Bounds:
-        """All intervals of several, on the base of the first."""
-        base = parts[0].base
-        return Bounds(
-            np.concatenate([part.x for part in parts]),
-            np.concatenate([part.low + (part.base - base) for part in parts]),
-            np.concatenate([part.high + (part.base - base) for part in parts]),
-            base,
-        )
+    def on_base(self, base: int) -> Bounds:
+        """The same on another base."""
+        moved = self.base - base
+        return Bounds(self.x, self.low + moved, self.high + moved, base)
 
 
 @dataclass(frozen=True)
@@ -175,7 +159,7 @@ def without_contradictions(bounds: Bounds, first: int, last: int) -> Bounds | No
         dropped = max(1, violated // 2)
         if len(bounds) - len(kept) + dropped > most:
             return None
-        kept = kept.taken(np.sort(np.argsort(violation, kind="stable")[: len(kept) - dropped]))
+        kept = kept.keep(np.sort(np.argsort(violation, kind="stable")[: len(kept) - dropped]))
     line = fit_line(kept, first, last)
     hidden = len(bounds) - len(kept)
     if line is None or not hidden:
@@ -186,7 +170,7 @@ def without_contradictions(bounds: Bounds, first: int, last: int) -> Bounds | No
         rows[np.argsort(slack[rows], kind="stable")[hidden:]]
         for rows in (np.flatnonzero(is_lower), np.flatnonzero(~is_lower))
     ]
-    kept = kept.taken(np.sort(np.concatenate(remaining)))
+    kept = kept.keep(np.sort(np.concatenate(remaining)))
     return kept if _has_both_sides(kept) else None
 
 
@@ -252,7 +236,7 @@ def fit_broken_line(bounds: Bounds, first: int, last: int) -> Fit:
         stop = _longest_straight(bounds, start)
         is_last = stop == len(bounds)
         end = max(last if is_last else int(bounds.x[stop - 1]), begin + 1)
-        polygon = _polygon(bounds.taken(np.arange(start, stop)), begin, end)
+        polygon = _polygon(bounds.keep(np.arange(start, stop)), begin, end)
         (low, next_low), (high, next_high) = polygon.min(axis=0), polygon.max(axis=0)
         if x and x[-1] == begin:
             # Where two lines meet, either may be right.
@@ -280,7 +264,7 @@ def _longest_straight(bounds: Bounds, start: int) -> int:
     while good < bad - 1:
         probe = min(good + step, bad - 1)
         rows = np.arange(start, probe)
-        if len(_polygon(bounds.taken(rows), int(bounds.x[start]), int(bounds.x[probe - 1]))):
+        if len(_polygon(bounds.keep(rows), int(bounds.x[start]), int(bounds.x[probe - 1]))):
             good, step = probe, step * 2
         else:
             bad, step = probe, max(1, (probe - good) // 2)

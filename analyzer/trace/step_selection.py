@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import NULL, Gathered, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, Gathered, IntArray, changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -285,7 +285,7 @@ def _count(trace: ProcessEvents) -> _Count:
         number = batch["step"].fill_null(NULL).to_numpy().astype(np.int64)
         is_message = pc.equal(batch["kind"], "message").to_numpy(zero_copy_only=False)
         kept = np.where(is_message, _MESSAGE_BYTES, _EVENT_BYTES)
-        begins = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+        begins = np.flatnonzero(changes(number))
         step.add(number[begins])
         size.add(np.add.reduceat(kept, begins))
     return _Count(events, first_ns, step.values(), size.values())

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, FloatArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, FloatArray, IntArray, changes
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.rendezvous import is_gloo
@@ -216,7 +216,7 @@ def _exchanges(
     number = np.where(joined.collective == NULL, pair, joined.collective)
     rows = np.flatnonzero(inside)
     rows = rows[np.lexsort((place[rows], number[rows]))]
-    begins = np.flatnonzero(np.append(True, np.diff(number[rows]) != 0)[: len(rows)])
+    begins = np.flatnonzero(changes(number[rows]))
     _, transfer = joined.wait_and_transfer()
     whole = messages.end - messages.start
     transfer = np.where(transfer == NULL, whole, np.maximum(transfer, 0)).astype(np.float64)
@@ -228,7 +228,7 @@ def _exchanges(
     for low, high in pairwise([*begins.tolist(), len(rows)]):
         mine = rows[low:high]
         # A rank that takes part twice was recorded wrongly; its first part counts.
-        mine = mine[np.append(True, np.diff(place[mine]) != 0)]
+        mine = mine[changes(place[mine])]
         found[mine] = len(exchanges)
         row = int(mine[0])
         collective = int(joined.collective[row])

@@ -18,7 +18,7 @@ import numpy as np
 from ddltrace.analyzer.analysis import join_steps
 from ddltrace.analyzer.compare.run_noise import IDLE
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
-from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, length_before, union
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, length_before
 from ddltrace.analyzer.formatting.quantities import parse_time
 from ddltrace.analyzer.formatting.units import share_text, time_text
 from ddltrace.analyzer.joined.rendezvous import TREE, links
@@ -610,9 +610,7 @@ class WhatIf:
             assert line is not None
             if name not in line.names:
                 return EMPTY
-            time, _, names = line.segments
-            rows = np.flatnonzero(names[:-1] == line.names.index(name))
-            return union(time[rows], time[rows + 1])
+            return line.segments.spans(line.segments.name == line.names.index(name))
 
         return spans
 

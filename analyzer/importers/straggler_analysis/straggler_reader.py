@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from ddltrace.analyzer.events.event_columns import distinct
+from ddltrace.analyzer.events.event_columns import ColumnTable, changes, distinct
 from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace, coded, events_table
 from ddltrace.analyzer.importers.memory_limit import check_memory
@@ -80,7 +80,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Rows(ColumnTable):
     """All operations of a job, sorted by rank, step and start.
 
     Attributes:
@@ -104,13 +104,6 @@ class _Rows:
     name: Integers
     start: Integers
     end: Integers
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-    def take(self, rows: npt.NDArray[Any] | slice) -> _Rows:
-        """Some of the rows, in the order given."""
-        return _Rows(**{name: column[rows] for name, column in vars(self).items()})
 
 
 def recognizes(head: bytes) -> bool:
@@ -206,10 +199,10 @@ def _read_rows(path: Path, run: RunInfo) -> _Rows:
         start=start,
         end=start + duration,
     )
-    found = found.take(np.flatnonzero(known))
+    found = found.keep(np.flatnonzero(known))
     if not len(found):
         raise TraceError(f"{path} holds no operation of a known type")
-    found = found.take(np.lexsort((found.number, found.name, found.start, found.step, found.rank)))
+    found = found.keep(np.lexsort((found.number, found.name, found.start, found.step, found.rank)))
     _check_workers(path, found)
     return found
 
@@ -259,7 +252,7 @@ def _check_workers(path: Path, rows: _Rows) -> None:
     if len(distinct(workers[0])) != workers.shape[1] or places.shape[1] != workers.shape[1]:
         raise TraceError(f"{path} is damaged: a rank has several places, or a place several ranks")
     order = np.lexsort((rows.number, rows.name, rows.step, rows.rank))
-    sorted_rows = rows.take(order)
+    sorted_rows = rows.keep(order)
     same = np.ones(len(rows) - 1, dtype=bool)
     for column in (sorted_rows.rank, sorted_rows.step, sorted_rows.name, sorted_rows.number):
         same &= column[1:] == column[:-1]
@@ -272,7 +265,7 @@ def _check_workers(path: Path, rows: _Rows) -> None:
 
 def _unpaired_calls(rows: _Rows, notes: list[str]) -> set[Operation]:
     """The sends and receives that move nothing in the first step of the first replica."""
-    mine = rows.take(
+    mine = rows.keep(
         np.flatnonzero((rows.replica == rows.replica.min()) & (rows.step == rows.step.min()))
     )
     try:
@@ -300,9 +293,9 @@ def _recorded(rows: _Rows) -> list[Recorded]:
 
 
 def _by_rank(rows: _Rows) -> Iterator[_Rows]:
-    bounds = np.flatnonzero(np.append(True, rows.rank[1:] != rows.rank[:-1]))
+    bounds = np.flatnonzero(changes(rows.rank))
     for begin, stop in zip(bounds, np.append(bounds[1:], len(rows)), strict=True):
-        yield rows.take(slice(int(begin), int(stop)))
+        yield rows.keep(slice(int(begin), int(stop)))
 
 
 def _step_starts(rows: _Rows) -> tuple[Integers, Integers]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,3 +70,18 @@ def test_a_union_that_grows_is_the_union_of_all(parts):
         growing.add(array[:, 0], array[:, 1])
     whole = _spans([pair for part in parts for pair in part])
     assert [*map(list, growing.spans())] == [*map(list, whole)]
+
+
+@given(raw, st.sets(st.integers(-20, 20)))
+def test_intervals_are_divided_at_times(intervals, times):
+    """The intervals may overlap and stand in any order."""
+    intervals = [pair for pair in intervals if pair[0] < pair[1]]
+    array = np.array(intervals, dtype=np.int64).reshape(-1, 2)
+    gaps = interval_sets.divided_at(np.array(sorted(times), dtype=np.int64))
+    of_interval, of_gap, parts = interval_sets.overlaps(interval_sets.Spans(*array.T), gaps)
+    bounds = [sorted({*pair, *(t for t in times if pair[0] < t < pair[1])}) for pair in intervals]
+    assert list(zip(of_interval.tolist(), *map(list, parts), strict=True)) == [
+        (number, *pair) for number, each in enumerate(bounds) for pair in pairwise(each)
+    ]
+    assert (gaps.start[of_gap] <= parts.start).all()
+    assert (gaps.end[of_gap] >= parts.end).all()
