@@ -18,10 +18,9 @@ from ddltrace.analyzer.measures.measure import Found, JoinedSteps, Whole
 from ddltrace.analyzer.measures.rank_measures import RANKS
 from ddltrace.analyzer.measures.steps import find_steps, in_steps
 from ddltrace.analyzer.model import MEASURES, Analysis, Analyzed, measure_steps
-from ddltrace.analyzer.step_ranges.division import divide, steps_in_ranges
-from ddltrace.analyzer.step_ranges.in_ranges import measure_in_ranges
+from ddltrace.analyzer.step_ranges import measure_in_ranges
 from ddltrace.analyzer.trace.align import worst_residual
-from ddltrace.analyzer.trace.step_selection import select_in_store
+from ddltrace.analyzer.trace.step_selection import divide, select_in_store, steps_in_ranges
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_info import PARTS_LABEL
 
@@ -43,7 +42,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
     Raises:
         TraceError: The trace has none of the steps wanted, or is long and has no completed step.
     """
-    selection = steps_in_ranges(trace, wanted)
+    selection = steps_in_ranges(trace.step_selection, wanted)
     if selection is None:
         return analyze_in_full(trace, wanted).analysis
     measured = measure_in_ranges(trace, selection, divide(selection))
@@ -62,7 +61,7 @@ def analyze_with_paths(trace: Trace, wanted: range | None = None) -> Analyzed:
     Raises:
         TraceError: See `analyze`.
     """
-    selection = steps_in_ranges(trace, wanted)
+    selection = steps_in_ranges(trace.step_selection, wanted)
     if selection is None:
         return analyze_in_full(trace, wanted)
     analysis = analyze(trace, wanted)

@@ -173,7 +173,7 @@ def analyze(
     of a job whose ranks have a file each, give all files (docs/trace-format.md says how ranks are
     found).
     """
-    from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+    from ddltrace.analyzer.formatting.quantities import parse_memory_limit
     from ddltrace.analyzer.open_trace import open_as_one
     from ddltrace.analyzer.report.threshold import check_expression
     from ddltrace.analyzer.trace.windows import with_window
@@ -442,7 +442,7 @@ def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: floa
     hta_queue_length and hta_copy_bandwidth (docs/sql-reference.md has their columns). Other
     statements are refused: the query can read nothing else and write nothing.
     """
-    from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+    from ddltrace.analyzer.formatting.quantities import parse_memory_limit
     from ddltrace.analyzer.open_trace import open_trace
     from ddltrace.analyzer.query.rows_as_text import rows_as_text
     from ddltrace.analyzer.query.sql import QueryLimits, run_query

@@ -21,7 +21,6 @@ from ddltrace.analyzer.joined.executions import Executions
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.all_to_all import ALL_TO_ALL, AllToAllRow
 from ddltrace.analyzer.measures.bandwidth import COST_FITS, MESSAGE_SIZES, CostFit, SizeBin
-from ddltrace.analyzer.measures.clock_facts import CLOCK, ClockFacts
 from ddltrace.analyzer.measures.collectives import (
     COLLECTIVES,
     JOINING,
@@ -35,9 +34,11 @@ from ddltrace.analyzer.measures.device_queues import (
     COPIES,
     DEVICE_QUEUES,
     DEVICE_STEPS,
+    LAUNCH_GAPS,
     STREAMS,
     CopyRow,
     DeviceStepRow,
+    LaunchGaps,
     LaunchRow,
     StreamRow,
 )
@@ -45,13 +46,11 @@ from ddltrace.analyzer.measures.dimensions import DIMENSIONS, DimensionRow
 from ddltrace.analyzer.measures.failures import FAILURE, HANGS, MISMATCHES, STANDSTILL, Failure
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.goodput import GOODPUT, Goodput
-from ddltrace.analyzer.measures.hangs import Hang, Standstill
+from ddltrace.analyzer.measures.hangs import Hang, Mismatch, Standstill
 from ddltrace.analyzer.measures.ideal_job import IDEAL_JOB, IdealJob
 from ddltrace.analyzer.measures.idle import IdleRow
 from ddltrace.analyzer.measures.job_facts import FINDINGS
-from ddltrace.analyzer.measures.launch_gaps import LAUNCH_GAPS, LaunchGaps
 from ddltrace.analyzer.measures.measure import Found, JoinedSteps, Measure, measured
-from ddltrace.analyzer.measures.mismatches import Mismatch
 from ddltrace.analyzer.measures.nccl import NCCL, Nccl
 from ddltrace.analyzer.measures.operation_rows import KERNELS, OPERATORS, KernelRow, OperatorRow
 from ddltrace.analyzer.measures.path_parts import PathPart, PathRank
@@ -72,7 +71,7 @@ from ddltrace.analyzer.measures.steps import messages_in_steps
 from ddltrace.analyzer.measures.stragglers import STRAGGLERS, StragglerRow
 from ddltrace.analyzer.measures.summary import SUMMARY, Summary
 from ddltrace.analyzer.measures.tensors import TENSOR_COURSE, TENSORS, TensorRow, find_tensors
-from ddltrace.analyzer.measures.trace_facts import TRACE, TraceFacts
+from ddltrace.analyzer.measures.trace_facts import CLOCK, TRACE, ClockFacts, TraceFacts
 from ddltrace.analyzer.measures.traffic import TRAFFIC, TrafficRow
 from ddltrace.tracer.optional_packages import require_extra
 

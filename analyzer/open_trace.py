@@ -14,8 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer.engine.engine import Engine
-from ddltrace.analyzer.engine.shared_files import check_shared
+from ddltrace.analyzer.engine.engine import Engine, check_shared
 from ddltrace.analyzer.trace import opened_trace
 from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.analyzer.trace.suggested_commands import collect_command

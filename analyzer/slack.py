@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.engine.part_tasks import PartWithData, map_parts
+from ddltrace.analyzer.engine.engine import PartWithData, map_parts
 from ddltrace.analyzer.events.event_columns import (
     KIND,
     NULL,

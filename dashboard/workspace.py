@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.analyzer.joined.nccl_lanes import windows_with_nccl
+from ddltrace.analyzer.joined.nccl_events import windows_with_nccl
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.result_tables import OF_TRACE, EventStream, columns_of
 from ddltrace.analyzer.query.sql import QueryLimits, run_query

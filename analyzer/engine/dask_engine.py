@@ -22,8 +22,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.engine import dask_worker
-from ddltrace.analyzer.engine.engine import Item, Result
-from ddltrace.analyzer.engine.progress import Progress
+from ddltrace.analyzer.engine.engine import Item, Progress, Result
 from ddltrace.tracer.errors import EngineError
 from ddltrace.tracer.optional_packages import require_extra
 

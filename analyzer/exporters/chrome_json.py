@@ -32,7 +32,7 @@ from ddltrace.analyzer.exporters.kineto_fields import (
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, ends_of, tracks_of
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.analyzer.joined.nccl_lanes import with_nccl
+from ddltrace.analyzer.joined.nccl_events import with_nccl
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace

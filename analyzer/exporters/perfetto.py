@@ -19,7 +19,7 @@ from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, Track, ends_of, tracks_of
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.analyzer.joined.nccl_lanes import with_nccl
+from ddltrace.analyzer.joined.nccl_events import with_nccl
 from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import bandwidth_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.collectives import CollectiveRow
 from ddltrace.analyzer.measures.connections import slow_connections
+from ddltrace.analyzer.measures.device_queues import LaunchGaps
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.job_facts import JobFacts
-from ddltrace.analyzer.measures.launch_gaps import LaunchGaps
 from ddltrace.analyzer.measures.path_parts import PathPart
 from ddltrace.analyzer.measures.root_causes import RootCause
 from ddltrace.analyzer.measures.savings import Savings

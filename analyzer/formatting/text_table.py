@@ -1,10 +1,11 @@
-"""Plain tables for a terminal."""
+"""Plain tables and short names for a terminal."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from ddltrace.analyzer.formatting.units import printable
 
@@ -138,3 +139,20 @@ def shorten(text: str, width: int, keep: Kept = "end") -> str:
     while columns_of(text) > width - 1:
         text = text[1:] if keep == "end" else text[:-1]
     return _ELLIPSIS + text if keep == "end" else text + _ELLIPSIS
+
+
+_NAMESPACE: Final = re.compile(r"(?:\b[A-Za-z_]\w*|\(anonymous namespace\))::")
+_RETURN_TYPE: Final = "void "
+
+
+def kernel_text(name: str, width: int) -> str:
+    """Returns the start of the name of a kernel or operator within a width.
+
+    Names of templates and functions lose their namespaces; ``aten::mm`` stays as it is.
+    Kernels of one template differ in its arguments only, which namespaces would push out of a
+    column: ``vectorized_elementwise_kernel<4, FillFunctor<int>, ...``.
+    """
+    text = printable(name).removeprefix(_RETURN_TYPE)
+    if "<" in text or "(" in text:
+        text = _NAMESPACE.sub("", text)
+    return shorten(text, width, "start")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+from ddltrace.analyzer.formatting.quantities import parse_memory_limit
 from ddltrace.tracer.environment import environment_variable
 from ddltrace.tracer.errors import TraceError
 

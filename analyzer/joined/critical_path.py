@@ -5,9 +5,9 @@ rank's work. If the rank was blocked on a collective, the walk continues on the 
 at a receive on the sender, at the arrival time of that rank; the time after it is transfer.
 If all ranks had arrived before the rank began to wait, the whole wait is transfer and the walk
 continues before it on the same rank. If a rank arrived late because its queue was busy, the walk
-continues in the message that occupied the queue, see `queues.py`. So every instant between the
-step's earliest start and latest end belongs to exactly one piece, and the pieces sum to the step's
-wall time.
+continues in the message that occupied the queue, see `dependencies.py`. So every instant between
+the step's earliest start and latest end belongs to exactly one piece, and the pieces sum to the
+step's wall time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ddltrace.analyzer.events.event_columns import (
 from ddltrace.analyzer.events.interval_sets import Spans, divided_at, overlaps, touched
 from ddltrace.analyzer.events.rank_scan import RankBlocks
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY, Timeline
+from ddltrace.analyzer.joined.dependencies import Queues
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.joined.queues import Queues
 
 _PIECES_AT_ONCE: Final = 1 << 16
 _LAST: Final = np.iinfo(np.int64).max

@@ -1,19 +1,22 @@
-"""Scans every rank of a trace, and builds timelines from the scans."""
+"""Scans every rank of a trace, builds timelines, and describes critical paths along them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from ddltrace.analyzer.engine.engine import PartWithData, map_parts
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
 from ddltrace.analyzer.events.process_stops import times_with_a_stop
 from ddltrace.analyzer.events.rank_scan import RankScan, RankScanner
 from ddltrace.analyzer.events.rank_timeline import Gradients, Timeline, TimelineBuilder
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
+from ddltrace.analyzer.joined.critical_path import Pieces, describe_stretches
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -80,3 +83,33 @@ def _finished(builder: TimelineBuilder, scan: RankScan) -> Timeline | None:
     first = scan.first if scan.events else None
     gradients = Gradients(first, scan.gradient_time, scan.gradient_tensor)
     return builder.finish(scan.rank, gradients, scan.activity)
+
+
+@dataclass(frozen=True)
+class _RankPart(PartWithData["Trace"]):
+    """What a task needs to describe the stretches of one rank."""
+
+    scan: RankScan
+    stretches: Spans
+
+
+def describe_ranks(
+    trace: Trace, scans: Mapping[int, RankScan], stretches: Mapping[int, Spans]
+) -> Iterator[Pieces]:
+    """Describes the stretches of ranks along their timelines, on the engine of the trace.
+
+    Args:
+        trace: The trace.
+        scans: Rank -> its scan.
+        stretches: Rank -> its stretches, ascending.
+
+    Yields:
+        The pieces of each rank, in the order of the ranks.
+    """
+    parts = [_RankPart(trace.of_rank(r), scans[r], found) for r, found in stretches.items()]
+    return map_parts(trace, _describe, parts, "describing critical paths")
+
+
+def _describe(part: _RankPart) -> Pieces:
+    names = part.trace.tensor_names(part.scan.rank)
+    return describe_stretches(timeline_of(part.trace, part.scan), part.stretches, names)

@@ -31,11 +31,16 @@ from ddltrace.analyzer.events.interval_sets import (
 )
 from ddltrace.analyzer.events.rank_activity import Activity, measure_activity
 from ddltrace.analyzer.events.rank_messages import Messages, read_messages, read_waits
-from ddltrace.analyzer.live.counter_tail import CounterTail
-from ddltrace.analyzer.live.live_alerts import ProcessSigns, find_alerts
 from ddltrace.analyzer.live.live_goodput import Seen, live_shares, moment
 from ddltrace.analyzer.live.live_rank import LiveRank, complete
-from ddltrace.analyzer.live.live_state import LiveLane, LiveRow, LiveState
+from ddltrace.analyzer.live.live_state import (
+    LiveLane,
+    LiveRow,
+    LiveState,
+    ProcessSigns,
+    find_alerts,
+)
+from ddltrace.analyzer.live.stream_tail import CounterTail
 from ddltrace.analyzer.trace.align import RankClock, align
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.launch.rank_ends import RankEnds

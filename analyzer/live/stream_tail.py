@@ -1,4 +1,4 @@
-"""Reads a stream of a trace that is still being written, each batch once."""
+"""Reads streams of a trace that are still being written, each batch once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.plain_files import open_plain
+from ddltrace.tracer.trace.counters import COUNTERS
 from ddltrace.tracer.trace.schema import SCHEMA_NAME
 from ddltrace.tracer.trace.stream_frames import scan_stream
 
@@ -112,3 +113,41 @@ class _Feed(io.RawIOBase):
         piece = self._data[self._at : end]
         self._at += len(piece)
         return piece
+
+
+class CounterTail:
+    """Follows one counter stream.
+
+    Args:
+        path: The stream.
+
+    Attributes:
+        last: Counter of the process or host -> its newest value.
+
+    Raises:
+        OSError: The stream cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tail = StreamTail(path, COUNTERS, COUNTERS.names)
+        self.last: dict[str, float] = {}
+
+    def read(self) -> None:
+        """Reads what was written since the previous call.
+
+        Raises:
+            TraceError: The stream is damaged.
+        """
+        for batch in self._tail.batches():
+            for name, instance, value in zip(
+                batch["name"].to_pylist(),
+                batch["instance"].to_pylist(),
+                batch["value"].to_pylist(),
+                strict=True,
+            ):
+                if instance is None:
+                    self.last[name] = value
+
+    def close(self) -> None:
+        """Closes the stream."""
+        self._tail.close()

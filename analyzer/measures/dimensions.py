@@ -1,16 +1,30 @@
 """Communication by parallel dimension: data, tensor, pipeline, expert and context.
 
-Each message belongs to one dimension, by the description of its group (`dimension_names`). Where
+Each message belongs to one dimension, by the description of its group. Where
 the description names none, as that of the default group, a message that carries parameters or their
 gradients is data parallelism, and any other is unknown.
 
 For each dimension the times are those of `breakdown`, of its messages alone, within the steady
 steps. Messages of several dimensions can be in flight at the same time: then each of the dimensions
 has this time, and they sum to more than the rank's communication.
+
+PyTorch keeps a description of each group. A dimension of a device mesh describes its groups as
+``mesh_`` and its name (``torch/distributed/device_mesh.py``, PyTorch 2.13), so `_WORDS` are those
+of descriptions and of mesh dimensions. The tracer adds such names to the description of the default
+group, where a mesh uses it for a dimension (``default_pg, mesh_tp``).
+
+- Megatron-LM and NeMo, ``megatron/core/parallel_state.py`` (commit 00caa53af309):
+  ``TENSOR_MODEL_PARALLEL_GROUP``, ``DATA_PARALLEL_GROUP_WITH_CP``, ``EXPERT_MODEL_PARALLEL_GROUP``.
+- torchtitan, ``torchtitan/distributed/parallel_dims.py`` (commit 0119de156de5, and its later names
+  ``batch``, ``loss``, ``fsdp``, ``efsdp``): ``dp_replicate``, ``dp_shard_cp``, ``tp``, ``pp``.
+- DeepSpeed, ``deepspeed/utils/groups.py`` (commit 0899bfad0257): ``data_parallel``,
+  ``sequence_parallel``, ``tensor_parallel``. Its other groups have no description.
+- PyTorch's tutorials of hybrid sharding: ``replicate``, ``shard``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,13 +35,70 @@ from ddltrace.analyzer.events.event_columns import NULL_NS, BoolArray, IntArray,
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract, union
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined, Releases
-from ddltrace.analyzer.measures.dimension_names import DATA, UNKNOWN, dimension_of
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 from ddltrace.analyzer.measures.rank_measures import bytes_sent
 from ddltrace.analyzer.measures.steps import Steps, in_steps
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
+
+DATA: Final = "data"
+UNKNOWN: Final = "unknown"
+
+_WORDS: Final = {
+    DATA: (
+        *("dp", "ddp", "fsdp", "hsdp", "efsdp", "edp", "data"),
+        *("replicate", "replica", "shard", "batch", "loss"),
+    ),
+    "tensor": ("tp", "etp", "tensor"),
+    # The embedding's gradients are summed over the first and the last stage.
+    "pipeline": ("pp", "pipe", "pipeline", "embd", "embedding"),
+    "expert": ("ep", "expert", "moe"),
+    # DeepSpeed's Ulysses splits sequences as well. Megatron's sequence parallelism has no groups.
+    "context": ("cp", "context", "sp", "seq", "sequence", "ulysses"),
+}
+_DIMENSION_OF: Final = {word: name for name, words in _WORDS.items() for word in words}
+
+_ANY_MODEL: Final = frozenset({"model", "mp"})
+"""Alone they stand for tensor parallelism in some frameworks, for more than that in Megatron-LM."""
+
+_WHOLE: Final = {
+    # Megatron-LM's token dispatchers for experts use it.
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "expert",
+    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": UNKNOWN,
+}
+_OWN: Final = "ddltrace:"
+_FILLING: Final = re.compile(r"parallel(ism)?|groups?", re.IGNORECASE)
+_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+
+
+def dimension_of(description: str) -> str | None:
+    """Returns the parallel dimension of a group: a name of the table or `UNKNOWN`.
+
+    Data parallelism that shares its groups with context or expert parallelism is data parallelism:
+    gradients are summed over both. Tensor parallelism of experts is tensor parallelism.
+
+    Args:
+        description: Of the group.
+
+    Returns:
+        `UNKNOWN` for several dimensions; None if the description names none, as that of the
+        default group.
+    """
+    if description in _WHOLE:
+        return _WHOLE[description]
+    if description.startswith(_OWN):
+        return None
+    words = {word.lower() for word in _WORD.findall(_FILLING.sub(" ", description))}
+    found = {_DIMENSION_OF[word] for word in words & _DIMENSION_OF.keys()}
+    if DATA in found:
+        found -= {"context", "expert"}
+    elif "tensor" in found:
+        found -= {"expert"}
+    if len(found) == 1:
+        return found.pop()
+    return UNKNOWN if found or words & _ANY_MODEL else None
+
 
 _MOST_GROUPS: Final = 16
 

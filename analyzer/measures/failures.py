@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddltrace.analyzer.measures.hangs import (
     Hang,
+    Mismatch,
     Standstill,
     find_hangs,
+    find_mismatches,
     find_standstill,
     has_lasted,
 )
 from ddltrace.analyzer.measures.last_activity import last_activity
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, derived, merged_by
-from ddltrace.analyzer.measures.mismatches import Mismatch, find_mismatches
 from ddltrace.analyzer.measures.process_ends import ProcessLifetimes
 from ddltrace.tracer.exit_status import SIGNALLED
 

@@ -1,4 +1,4 @@
-"""Collectives that some ranks entered and that never completed: missing ranks and time."""
+"""Messages that never completed, with missing ranks and time, and on which ranks disagree."""
 
 from __future__ import annotations
 
@@ -7,22 +7,130 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.formatting.units import counted
+from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.last_activity import at_place, last_activity, last_silence
-from ddltrace.analyzer.measures.passed import (
-    DUMPS,
-    disagreement,
-    pairs_that_disagree,
-    passed_by,
-    sent_and_expected,
-)
 from ddltrace.analyzer.measures.process_ends import KnownActivity, ProcessLifetimes, end_of_trace
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
+
+DUMPS: Final = "flight-recorder"
+"""Source of traces that show what was in flight when the ranks wrote them: whatever has not
+completed in them is reported, since a dump does not tell how long it continued."""
+
+_EQUAL_INPUTS: Final = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
+_EQUAL_OUTPUTS: Final = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+def pairs_that_disagree(joined: Joined) -> dict[int, int]:
+    """Sends and the receives for them that expect another size: rows of messages.
+
+    Where as many sends as receives between two ranks of a group lack the other side, they are of
+    each other, in their order.
+    """
+    messages = joined.messages
+    found: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
+    alone = np.flatnonzero(messages.is_p2p & (joined.partner == NULL) & (messages.peer != NULL))
+    for row in alone[np.argsort(messages.start[alone], kind="stable")].tolist():
+        rank, peer = int(messages.rank[row]), int(messages.peer[row])
+        is_send = messages.ops[messages.op[row]] == "send"
+        key = int(messages.group[row]), *((rank, peer) if is_send else (peer, rank))
+        found.setdefault(key, ([], []))[0 if is_send else 1].append(row)
+    return {
+        send: receive
+        for sends, receives in found.values()
+        if len(sends) == len(receives)
+        for send, receive in zip(sends, receives, strict=True)
+        if messages.bytes[send] != messages.out_bytes[receive]
+        and NULL not in (messages.bytes[send], messages.out_bytes[receive])
+    }
+
+
+def sent_and_expected(joined: Joined, send: int, receive: int) -> dict[int, str]:
+    """What the two ranks of a pair passed, each by its rank."""
+    messages = joined.messages
+    return {
+        int(messages.rank[send]): f"sends {counted(int(messages.bytes[send]), 'byte')}",
+        int(messages.rank[receive]): (
+            f"receives {counted(int(messages.out_bytes[receive]), 'byte')}"
+        ),
+    }
+
+
+def passed_by(
+    windows: Iterable[pa.Table], wanted: set[tuple[str, int | None]]
+) -> dict[tuple[str, int | None], Passed]:
+    """What a rank passed to the collectives with these groups and numbers.
+
+    Args:
+        windows: Events of the rank.
+        wanted: Groups and numbers.
+    """
+    seqs = [seq for _, seq in wanted if seq is not None]
+    found: dict[tuple[str, int | None], Passed] = {}
+    for table in windows:
+        columns = Columns(table)
+        rows = columns.rows("message")
+        rows = rows[np.isin(columns.ints("seq", rows), seqs)]
+        (groups, names), (types, type_names), (shapes, shape_texts) = (
+            columns.codes(name, rows) for name in ("group", "dtype", "shapes")
+        )
+        names, type_names, shape_texts = [*names, ""], [*type_names, ""], [*shape_texts, ""]
+        sizes, out_sizes = columns.ints("bytes", rows), columns.ints("out_bytes", rows)
+        for place, number in enumerate(columns.ints("seq", rows).tolist()):
+            key = names[groups[place]], number
+            if key in wanted:
+                found[key] = Passed(
+                    type_names[types[place]],
+                    shape_texts[shapes[place]],
+                    int(sizes[place]),
+                    int(out_sizes[place]),
+                )
+    return found
+
+
+class Passed(NamedTuple):
+    """What a rank passed to a collective; empty, or `NULL`, where it is not known."""
+
+    dtype: str
+    shapes: str
+    bytes: int
+    out_bytes: int
+
+    def text(self, *, with_output: bool) -> str:
+        """Describes it: ``float32 [[64,4]]``."""
+        size = self.shapes or ("" if self.bytes == NULL else f"{self.bytes} bytes")
+        output = f", output of {self.out_bytes} bytes" if with_output else ""
+        return f"{self.dtype} {size}".strip() + output
+
+
+def disagreement(op: str, passed: Mapping[int, Passed]) -> dict[int, str]:
+    """What each rank passed to an operation, if that must be equal and is not."""
+    each = list(passed.values())
+    types = {one.dtype for one in each if one.dtype} if op != "barrier" else set()
+    # Without shapes it is not known which sizes a recorder writes on ranks that only receive.
+    shaped = all(one.shapes for one in each)
+    inputs = {one.bytes for one in each if one.bytes != NULL}
+    outputs = {one.out_bytes for one in each if one.out_bytes != NULL}
+    compared = _EQUAL_INPUTS if shaped else _EQUAL_INPUTS[:3]
+    inputs_differ = op in compared and len(inputs) > 1
+    outputs_differ = shaped and op in _EQUAL_OUTPUTS and len(outputs) > 1
+    unbalanced = (
+        op == "all_to_all"
+        and shaped
+        and NULL not in {size for one in each for size in (one.bytes, one.out_bytes)}
+        and sum(one.bytes for one in each) != sum(one.out_bytes for one in each)
+    )
+    if len(types) < 2 and not (inputs_differ or outputs_differ or unbalanced):
+        return {}
+    with_output = unbalanced or (outputs_differ and not inputs_differ)
+    return {rank: one.text(with_output=with_output) for rank, one in passed.items()}
+
 
 _PATIENCE: Final = 10
 """In a job that still runs, a message is hung when it has been open for this many times the
@@ -339,3 +447,69 @@ def _with_activities(
         for rank in shown
     }
     return replace(hang, doing=activities)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A completed message on which its ranks disagree; one that did not complete is a hang.
+
+    Attributes:
+        op: Its operation; ``send`` for a send and its receive.
+        group: Its group.
+        seq: Its number in the group; None for a send.
+        called: The operation of each rank if these differ, else empty.
+        passed: Element type and shapes or bytes of each rank if these differ, else empty.
+    """
+
+    op: str
+    group: str
+    seq: int | None
+    called: dict[int, str] = field(default_factory=dict)
+    passed: dict[int, str] = field(default_factory=dict)
+
+
+def find_mismatches(trace: Trace, joined: Joined, hangs: Sequence[Hang]) -> tuple[Mismatch, ...]:
+    """Finds completed messages on which ranks disagree, in the order of time, the first 20.
+
+    Element types, and sizes that may differ from rank to rank in a joined collective, are compared
+    in dumps of the Flight Recorder only, which are small.
+    """
+    messages, collectives = joined.messages, joined.collectives
+    is_dump = trace.run.source == DUMPS
+    chosen = collectives.seq != NULL
+    chosen &= collectives.ranks > 1 if is_dump else collectives.state == State.MISMATCH
+    hung = {(hang.group, hang.seq) for hang in hangs}
+    counts = np.diff(np.append(collectives.first_row, len(joined.order)))
+    called: dict[tuple[str, int | None], dict[int, str]] = {}
+    for place in np.flatnonzero(chosen).tolist():
+        key: tuple[str, int | None]
+        key = messages.groups[collectives.group[place]], int(collectives.seq[place])
+        if key not in hung:
+            first = collectives.first_row[place]
+            rows = joined.order[first : first + counts[place]]
+            called[key] = {int(messages.rank[row]): messages.ops[messages.op[row]] for row in rows}
+    passed: dict[tuple[str, int | None], dict[int, Passed]] = {key: {} for key in called}
+    for rank in sorted({rank for each in called.values() for rank in each}):
+        wanted = {key for key, each in called.items() if rank in each}
+        for its, one in passed_by(trace.windows(rank), wanted).items():
+            passed[its][rank] = one
+    found = []
+    for key, ops in called.items():
+        op = ops[min(ops)]
+        several = len(set(ops.values())) > 1
+        differs = {} if several else disagreement(op, passed[key])
+        if several or differs:
+            described = dict(sorted(ops.items())) if several else {}
+            found.append(Mismatch(op, *key, called=described, passed=differs))
+    if is_dump:
+        found += [
+            Mismatch(
+                "send",
+                messages.groups[messages.group[send]],
+                None,
+                passed=sent_and_expected(joined, send, receive),
+            )
+            for send, receive in pairs_that_disagree(joined).items()
+            if not messages.unfinished[[send, receive]].any()
+        ]
+    return tuple(found[:_MAX_SHOWN])

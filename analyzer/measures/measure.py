@@ -22,7 +22,7 @@ from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import Graph, find_graph
 from ddltrace.analyzer.joined.executions import Executions, find_executions
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.joined.rank_paths import describe_ranks
+from ddltrace.analyzer.joined.trace_scans import describe_ranks
 from ddltrace.analyzer.measures.steps import Steps, in_steps
 
 if TYPE_CHECKING:

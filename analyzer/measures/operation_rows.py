@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.events.event_columns import IntArray, changes
-from ddltrace.analyzer.formatting.kernel_names import kernel_text
+from ddltrace.analyzer.formatting.text_table import kernel_text
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Table, derived

@@ -23,8 +23,7 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.analyzer.measures.failures import Failure
 from ddltrace.analyzer.measures.goodput import Goodput
-from ddltrace.analyzer.measures.hangs import Hang, Standstill, stuck_ranks
-from ddltrace.analyzer.measures.mismatches import Mismatch
+from ddltrace.analyzer.measures.hangs import Hang, Mismatch, Standstill, stuck_ranks
 from ddltrace.analyzer.measures.path_parts import PathPart
 from ddltrace.analyzer.measures.slow_steps import SlowStep
 from ddltrace.analyzer.measures.stragglers import StragglerRow, delays_others

@@ -9,9 +9,8 @@ import re
 from typing import Any, Final, Literal
 
 from ddltrace.analyzer.findings.advice import path_shares
-from ddltrace.analyzer.formatting.kernel_names import kernel_text
 from ddltrace.analyzer.formatting.terminal import Bar, Paragraph, Section, TextTable, layout
-from ddltrace.analyzer.formatting.text_table import shorten
+from ddltrace.analyzer.formatting.text_table import kernel_text, shorten
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bandwidth_text,

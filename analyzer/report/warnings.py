@@ -40,9 +40,9 @@ def report_steps_left_out(trace: Trace) -> None:
 
 def report_ranges(trace: Trace, steps: range | None = None) -> None:
     """Reports that steps are analyzed in ranges, which takes long."""
-    from ddltrace.analyzer.step_ranges.division import steps_in_ranges
+    from ddltrace.analyzer.trace.step_selection import steps_in_ranges
 
-    selection = steps_in_ranges(trace, steps)
+    selection = steps_in_ranges(trace.step_selection, steps)
     if selection is not None:
         _report(
             trace,

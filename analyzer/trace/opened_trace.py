@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.engine.engine import EmbeddedEngine, Engine
-from ddltrace.analyzer.engine.part_tasks import map_parts
+from ddltrace.analyzer.engine.engine import EmbeddedEngine, Engine, map_parts
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.superseded import drop_superseded, is_open
 from ddltrace.analyzer.recent_cache import RecentCache

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
 
-from ddltrace.analyzer.engine.part_tasks import Notes
+from ddltrace.analyzer.engine.engine import Notes
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_files import CHANGED

@@ -8,6 +8,7 @@ the others are skipped. The report states this.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -33,6 +34,11 @@ MOST_BYTES: Final = 4 << 30
 _EVENT_BYTES: Final = 70
 """What an analysis takes at its peak for an event of a deep model: measured."""
 _MESSAGE_BYTES: Final = 500
+
+_PARTS: Final = 4
+"""A range takes this part of the memory that an analysis may take: the work of more ranges would be
+shared by more workers, but a range costs some milliseconds for each rank, however few its events
+are."""
 
 _LATEST_NS: Final = np.iinfo(np.int64).max
 
@@ -130,26 +136,6 @@ class StepSelection:
     def requested(self, steps: range) -> StepSelection:
         """The steps that were asked for, of the same trace."""
         return replace(self, steps=steps, rule=RULE_ASKED)
-
-    def in_ranges(self, wanted: range | None = None) -> StepSelection | None:
-        """All steps or those that were asked for, if they are analyzed in ranges.
-
-        Args:
-            wanted: The steps that were asked for; None for all.
-
-        Returns:
-            The selection; None if they are analyzed at once.
-        """
-        if not self.is_too_long:
-            return None
-        if wanted is None:
-            return replace(self, steps=self.whole, rule=RULE_ALL)
-        chosen = (self.numbers >= wanted.start) & (self.numbers < wanted.stop)
-        if self.sizes[chosen].sum() <= self.most_bytes:
-            return None
-        numbers, sizes = self.numbers[chosen], self.sizes[chosen]
-        steps = range(int(numbers[0]), int(numbers[-1]) + 1)
-        return replace(self, steps=steps, rule=RULE_ASKED, numbers=numbers, sizes=sizes)
 
     def last(self, times: int = 1) -> StepSelection:
         """The last steps that fit in the memory, one at least.
@@ -251,6 +237,57 @@ def select_steps(trace: Countable, most_bytes: int | None = None) -> StepSelecti
         last_steps=last_steps,
     )
     return chosen.last()
+
+
+def steps_in_ranges(
+    selection: StepSelection | None, wanted: range | None = None
+) -> StepSelection | None:
+    """The steps that are analyzed in ranges.
+
+    Args:
+        selection: Of a trace that is not read as a whole, the steps that are.
+        wanted: The steps that were asked for; None for all.
+
+    Returns:
+        The selection; None if the steps are analyzed at once.
+    """
+    if selection is None or not selection.is_too_long:
+        return None
+    if wanted is None:
+        found = replace(selection, steps=selection.whole, rule=RULE_ALL)
+    else:
+        chosen = (selection.numbers >= wanted.start) & (selection.numbers < wanted.stop)
+        if selection.sizes[chosen].sum() <= selection.most_bytes:
+            return None
+        numbers, sizes = selection.numbers[chosen], selection.sizes[chosen]
+        steps = range(int(numbers[0]), int(numbers[-1]) + 1)
+        found = replace(selection, steps=steps, rule=RULE_ASKED, numbers=numbers, sizes=sizes)
+    return replace(found, ranges=len(divide(found)))
+
+
+def divide(selection: StepSelection) -> list[range]:
+    """Divides all steps of a trace.
+
+    The division depends on the trace and on the memory limit only, not on the engine: so the
+    results do not depend on it either. The first step is a range of its own: it is warm-up, often
+    the only one, and the others are not known before all steps were measured.
+
+    Args:
+        selection: Has the steps of the trace and what is kept of each.
+
+    Returns:
+        Ranges of at least one step, ascending, that contain all steps.
+    """
+    limit = selection.most_bytes / _PARTS
+    first, kept = [0], 0.0
+    for place, size in enumerate(selection.sizes.tolist()):
+        if place and (place == 1 or kept + size > limit):
+            first.append(place)
+            kept = 0.0
+        kept += size
+    numbers = np.append(selection.numbers, selection.steps.stop)
+    starts = [int(numbers[place]) for place in [*first, len(selection.numbers)]]
+    return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 def _ends(steps: range) -> str:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.launches import is_runtime_call, launches_of
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.analyzer.joined.nccl_lanes import windows_with_nccl
+from ddltrace.analyzer.joined.nccl_events import windows_with_nccl
 
 if TYPE_CHECKING:
     from ddltrace.dashboard.timeline.lod import I64

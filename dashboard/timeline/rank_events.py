@@ -19,7 +19,7 @@ from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, Gathe
 from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import read_messages, read_waits
 from ddltrace.analyzer.events.superseded import drop_superseded
-from ddltrace.analyzer.joined.nccl_lanes import windows_with_nccl
+from ddltrace.analyzer.joined.nccl_events import windows_with_nccl
 from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import I64
 from ddltrace.tracer.trace.schema import EVENTS

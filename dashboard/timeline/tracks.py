@@ -22,7 +22,7 @@ import pyarrow as pa
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, numbers_of
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, subtract
 from ddltrace.analyzer.formatting.units import bytes_text
-from ddltrace.analyzer.joined.nccl_lanes import PREFIX as NCCL_LANES
+from ddltrace.analyzer.joined.nccl_events import PREFIX as NCCL_LANES
 from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.packing import MAX_ROWS, cut_overlaps, pack

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.engine.engine import Engine
-from ddltrace.analyzer.engine.shared_files import check_shared
+from ddltrace.analyzer.engine.engine import Engine, check_shared
 from ddltrace.analyzer.events.copies import BANDWIDTHS_LABEL
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import agreeing, counted

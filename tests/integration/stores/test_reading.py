@@ -22,7 +22,7 @@ from support.sampling import choose_seed
 import ddltrace
 from ddltrace.analyzer.engine.dask_engine import open_dask
 from ddltrace.analyzer.open_trace import open_trace
-from ddltrace.analyzer.step_ranges.division import divide
+from ddltrace.analyzer.trace.step_selection import divide
 from ddltrace.cli import cli
 from ddltrace.dashboard.discovery import discover
 from ddltrace.dashboard.stored import stored_trace

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.measures.dimension_names import dimension_of
+from ddltrace.analyzer.measures.dimensions import dimension_of
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.markdown_report import render_markdown

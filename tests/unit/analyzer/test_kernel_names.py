@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddltrace.analyzer.formatting.kernel_names import kernel_text
+from ddltrace.analyzer.formatting.text_table import kernel_text
 
 TEMPLATE = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::{}, at::detail::Array<char*>>"

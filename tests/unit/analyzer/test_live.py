@@ -10,9 +10,8 @@ import pytest
 
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.rank_messages import read_messages
-from ddltrace.analyzer.live.live_alerts import ProcessSigns, find_alerts
 from ddltrace.analyzer.live.live_rank import WINDOW_NS, LiveRank
-from ddltrace.analyzer.live.live_state import Alert
+from ddltrace.analyzer.live.live_state import Alert, ProcessSigns, find_alerts
 from ddltrace.analyzer.live.live_trace import lateness
 from ddltrace.analyzer.live.stream_tail import StreamTail
 from ddltrace.analyzer.trace.align import RankClock

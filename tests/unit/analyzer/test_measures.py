@@ -37,7 +37,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(analysis, "Analysis", extended)
     monkeypatch.setattr(analysis, "MEASURES", measures)
     monkeypatch.setattr(text_report, "MEASURES", measures)
-    for place in ("ddltrace.analyzer.model", "ddltrace.analyzer.step_ranges.merge"):
+    for place in ("ddltrace.analyzer.model", "ddltrace.analyzer.step_ranges"):
         monkeypatch.setattr(f"{place}.COMPUTED", computed)
     return module
 

@@ -9,7 +9,7 @@ from support.ring_writer import RingWriter
 
 from ddltrace.analyzer.analysis import analyze, analyze_in_full
 from ddltrace.analyzer.exporters import export
-from ddltrace.analyzer.joined.nccl_lanes import nccl_rows
+from ddltrace.analyzer.joined.nccl_events import nccl_rows
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.report.html_report import render
 from ddltrace.analyzer.report.text_report import render_report

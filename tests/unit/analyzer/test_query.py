@@ -18,7 +18,7 @@ from support.made_trace import made_trace
 from support.sampling import sampled
 
 from ddltrace.analyzer.commands import query
-from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+from ddltrace.analyzer.formatting.quantities import parse_memory_limit
 from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.query.rows_as_text import rows_as_text

@@ -19,9 +19,8 @@ from ddltrace.analyzer.measures.distribution import Distribution, merged
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
 from ddltrace.analyzer.measures.tensors import weighted_medians
 from ddltrace.analyzer.open_trace import Trace, open_trace
-from ddltrace.analyzer.step_ranges.division import divide
 from ddltrace.analyzer.trace import step_selection
-from ddltrace.analyzer.trace.step_selection import RULE_ASKED, StepSelection
+from ddltrace.analyzer.trace.step_selection import RULE_ASKED, StepSelection, divide
 from ddltrace.tracer.errors import TraceError
 
 ROOT = Path(__file__).resolve().parents[3]

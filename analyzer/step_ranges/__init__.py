@@ -1,1 +1,0 @@
-"""Analyzes long traces in ranges of steps, and merges the results."""
