@@ -216,8 +216,6 @@ def as_warmup(found: Found) -> Found:
 
 
 def _all_steps(parts: Sequence[Steps]) -> Steps:
-    columns = ("number", "start", "end", "last_rank", "lead", "ranks", "steady")
-    values = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
-    order = np.argsort(values["number"])
-    rule = RULE if len(order) > 1 else RULE_ONE
-    return Steps(**{name: column[order] for name, column in values.items()}, rule=rule)
+    whole = Steps.joined(parts)
+    whole = whole.keep(np.argsort(whole.number))
+    return replace(whole, rule=RULE if len(whole) > 1 else RULE_ONE)

@@ -164,7 +164,7 @@ class ColumnTable:
     """
 
     def __len__(self) -> int:
-        return next(len(column) for column in self.columns().values())
+        return next(len(value) for value in vars(self).values() if isinstance(value, np.ndarray))
 
     def columns(self) -> dict[str, IntArray]:
         """The columns by name."""

@@ -14,10 +14,17 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ddltrace.analyzer.events.counter_series import counter_series
-from ddltrace.analyzer.exporters.details import BATCH, details_of
-from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
 from ddltrace.analyzer.exporters.output import open_for_writing
-from ddltrace.analyzer.exporters.tracks import Integers, Track, ends_of, tracks_of
+from ddltrace.analyzer.exporters.tracks import (
+    BATCH,
+    FlowFinder,
+    Flows,
+    Integers,
+    Track,
+    details_of,
+    ends_of,
+    tracks_of,
+)
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.joined.nccl_events import with_nccl
 from ddltrace.tracer.optional_packages import require_extra

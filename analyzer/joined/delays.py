@@ -25,6 +25,7 @@ from ddltrace.analyzer.events.event_columns import (
     NULL,
     NULL_NS,
     BoolArray,
+    ColumnTable,
     FloatArray,
     IntArray,
     by_place,
@@ -59,7 +60,7 @@ class _Windows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Delays:
+class Delays(ColumnTable):
     """The waits of all ranks and their causes; one entry per wait.
 
     Attributes:
@@ -88,9 +89,6 @@ class Delays:
     direct: FloatArray
     propagated: FloatArray
     link: IntArray
-
-    def __len__(self) -> int:
-        return len(self.block)
 
 
 def find_delays(

@@ -6,9 +6,10 @@ its *device* time is the time of the kernels and copies launched in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,7 +19,9 @@ from ddltrace.analyzer.events.event_columns import (
     NULL,
     NULL_NS,
     Columns,
+    ColumnTable,
     IntArray,
+    by_place,
     distinct,
     named,
 )
@@ -39,7 +42,7 @@ _MAX_DEPTH: Final = 1 << 10
 
 
 @dataclass(frozen=True)
-class Executions:
+class Executions(ColumnTable):
     """One entry per run of an operation.
 
     Attributes:
@@ -74,14 +77,26 @@ class Executions:
         return np.flatnonzero(np.isin(self.kind, [KINDS.index(kind) for kind in kinds]))
 
 
-_COLUMNS: Final = (
-    *("name", "kind", "rank", "step", "duration", "own", "device", "own_device", "shape"),
-)
-
-
 def no_executions() -> Executions:
     """Of no operation."""
-    return Executions(names=[], shapes=[], **_concatenated({column: [] for column in _COLUMNS}))
+    none = np.empty(0, dtype=np.int64)
+    return Executions([], none, none, none, none, none, none, none, none, [], none)
+
+
+class _Vocabulary:
+    """Codes of the words of several tables."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def recoded(self, codes: IntArray, words: Sequence[str]) -> IntArray:
+        """Codes of one table as codes of all."""
+        mapping = [self._codes.setdefault(word, len(self._codes)) for word in words]
+        return np.array([*mapping, NULL], dtype=np.int64)[codes]
+
+    def words(self) -> list[str]:
+        """All words by their codes."""
+        return list(self._codes)
 
 
 def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
@@ -91,21 +106,16 @@ def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
         trace: The trace; only traces with single operators (level ``op``) have any.
         steps: Numbers of the steps wanted; by default everything.
     """
-    names: dict[str, int] = {}
-    shapes: dict[str, int] = {}
-    parts: dict[str, list[IntArray]] = {column: [] for column in _COLUMNS}
+    names, shapes = _Vocabulary(), _Vocabulary()
+    parts = [no_executions()]
     task = partial(_of_rank, steps=steps)
     doing = "collecting operations"
     of_ranks = () if trace.run.level != "op" else trace.map_ranks(task, doing, one_at_a_time=True)
     for found in of_ranks:
-        codes = [names.setdefault(name, len(names)) for name in found.names]
-        name = np.array([*codes, NULL], dtype=np.int64)[found.name]
-        codes = [shapes.setdefault(each, len(shapes)) for each in found.shapes]
-        shape = np.array([*codes, NULL], dtype=np.int64)[found.shape]
-        for column, values in {**vars(found), "name": name, "shape": shape}.items():
-            if column in parts:
-                parts[column].append(values)
-    return Executions(names=list(names), shapes=list(shapes), **_concatenated(parts))
+        name = names.recoded(found.name, found.names)
+        shape = shapes.recoded(found.shape, found.shapes)
+        parts.append(replace(found, name=name, shape=shape))
+    return replace(Executions.joined(parts), names=names.words(), shapes=shapes.words())
 
 
 def device_rows(columns: Columns) -> IntArray:
@@ -119,32 +129,22 @@ def device_rows(columns: Columns) -> IntArray:
 def _of_rank(trace: Trace, steps: IntArray | None) -> Executions:
     """The operations of a trace of one rank; see `find_executions`."""
     (rank,) = trace.ranks
-    names: dict[str, int] = {}
-    shapes: dict[str, int] = {}
-    parts: dict[str, list[IntArray]] = {column: [] for column in _COLUMNS}
+    names, shapes = _Vocabulary(), _Vocabulary()
+    parts = [no_executions()]
     for table in trace.event_tables(rank):
         columns = Columns(table)
         found = _of_events(columns)
         rows = found.pop("row")
-        codes = [names.setdefault(name, len(names)) for name in columns.names]
-        found["name"] = np.array([*codes, NULL], dtype=np.int64)[columns.name[rows]]
-        codes = [shapes.setdefault(each, len(shapes)) for each in columns.codes("shapes")[1]]
-        found["shape"] = np.array([*codes, NULL], dtype=np.int64)[found["shape"]]
+        found["name"] = names.recoded(columns.name[rows], columns.names)
+        found["shape"] = shapes.recoded(found["shape"], columns.codes("shapes")[1])
         found["rank"] = np.full(len(rows), rank)
         found["step"] = columns.step[rows]
         kept = found["name"] != NULL
         if steps is not None:
             kept &= np.isin(found["step"], steps)
-        for column, values in found.items():
-            parts[column].append(values[kept].astype(np.int64))
-    return Executions(names=list(names), shapes=list(shapes), **_concatenated(parts))
-
-
-def _concatenated(parts: Mapping[str, Sequence[IntArray]]) -> dict[str, IntArray]:
-    return {
-        column: np.concatenate(values) if values else np.empty(0, dtype=np.int64)
-        for column, values in parts.items()
-    }
+        some = {column: values[kept].astype(np.int64) for column, values in found.items()}
+        parts.append(Executions(names=[], shapes=[], **some))
+    return replace(Executions.joined(parts), names=names.words(), shapes=shapes.words())
 
 
 def _of_events(columns: Columns) -> dict[str, IntArray]:
@@ -187,24 +187,18 @@ def _of_events(columns: Columns) -> dict[str, IntArray]:
 def _from_outer(values: IntArray, parents: IntArray, depth: IntArray) -> IntArray:
     """Each entry's value, or that of the innermost entry around it that has one."""
     found: IntArray = np.array(values)
-    by_depth = np.argsort(depth, kind="stable")
-    borders = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=0)) + 2))
-    for level in range(1, len(borders) - 1):
-        inner = by_depth[borders[level] : borders[level + 1]]
-        inner = inner[(parents[inner] != NULL) & (found[inner] == NULL)]
-        found[inner] = found[parents[inner]]
+    for inner in by_place(depth, int(depth.max(initial=0)) + 1)[1:]:
+        some = inner[(parents[inner] != NULL) & (found[inner] == NULL)]
+        found[some] = found[parents[some]]
     return found
 
 
 def _with_inner(values: IntArray, parents: IntArray, depth: IntArray) -> IntArray:
     """Each entry's value with those of all entries in it, the deepest first."""
     total: IntArray = np.array(values)
-    by_depth = np.argsort(depth, kind="stable")
-    borders = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=0)) + 2))
-    for level in range(len(borders) - 2, 0, -1):
-        inner = by_depth[borders[level] : borders[level + 1]]
-        inner = inner[parents[inner] != NULL]
-        np.add.at(total, parents[inner], total[inner])
+    for inner in by_place(depth, int(depth.max(initial=0)) + 1)[:0:-1]:
+        some = inner[parents[inner] != NULL]
+        np.add.at(total, parents[some], total[some])
     return total
 
 
@@ -228,11 +222,7 @@ def _nesting(columns: Columns, rows: IntArray) -> tuple[IntArray, IntArray]:
         depth[begin:until] = np.maximum(np.arange(until - begin) - ended, 0)
     depth = np.minimum(depth, _MAX_DEPTH)
     parent = np.full(len(rows), NULL, dtype=np.int64)
-    by_depth = np.argsort(depth, kind="stable")
-    borders = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=0)) + 2))
-    for level in range(1, len(borders) - 1):
-        outer = by_depth[borders[level - 1] : borders[level]]
-        inner = by_depth[borders[level] : borders[level + 1]]
+    for outer, inner in pairwise(by_place(depth, int(depth.max(initial=0)) + 1)):
         place = np.searchsorted(outer, inner) - 1
         around = outer[np.maximum(place, 0)] if len(outer) else np.zeros(len(inner), np.int64)
         holds = (place >= 0) & (lane[around] == lane[inner]) & (end[around] >= end[inner])

@@ -25,6 +25,7 @@ from ddltrace.analyzer.events.event_columns import (
     NULL,
     NULL_NS,
     BoolArray,
+    ColumnTable,
     IntArray,
     changes,
     distinct,
@@ -68,7 +69,7 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True)
-class Collectives:
+class Collectives(ColumnTable):
     """One entry per collective.
 
     Attributes:
@@ -109,9 +110,6 @@ class Collectives:
     wait: IntArray
     first_row: IntArray
 
-    def __len__(self) -> int:
-        return len(self.op)
-
     @property
     def timed(self) -> BoolArray:
         """Whether each completed on every member, at a known time."""
@@ -119,7 +117,7 @@ class Collectives:
 
 
 @dataclass(frozen=True)
-class AllMessages:
+class AllMessages(ColumnTable):
     """The messages of all ranks, rank after rank; columns as in `Messages`.
 
     Attributes:
@@ -156,9 +154,6 @@ class AllMessages:
     tensor_count: IntArray
     first_tensor: IntArray
     is_p2p: BoolArray
-
-    def __len__(self) -> int:
-        return len(self.rank)
 
     @property
     def is_collective(self) -> BoolArray:

@@ -17,11 +17,11 @@ and transfer without C and, of waiting, K. idle is the sum of its causes, see
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL_NS, FloatArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL_NS, BoolArray, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Spans,
@@ -31,6 +31,7 @@ from ddltrace.analyzer.events.interval_sets import (
     subtract,
     union,
 )
+from ddltrace.analyzer.events.rank_messages import Messages
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.measures.idle import IdleSets, idle_sets
@@ -109,19 +110,46 @@ class RankSets:
     joined: bool
 
 
-def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
-    """Prepares a rank's sets."""
-    start, end = scan.messages.start, scan.messages.end
-    released = releases.released
-    counted = scan.messages.in_flight & scan.messages.closed
+class InFlight(NamedTuple):
+    """When messages are in flight.
+
+    Attributes:
+        known: Which of the messages count and have a known release.
+        held: Some of these waits for another rank.
+        transfer: Some of these has all its ranks.
+        waiting: All messages in flight wait for another rank.
+    """
+
+    known: BoolArray
+    held: Spans
+    transfer: Spans
+    waiting: Spans
+
+
+def in_flight(messages: Messages, releases: Releases, counted: BoolArray) -> InFlight:
+    """Divides the time in which messages are in flight.
+
+    Args:
+        messages: The messages of a rank.
+        releases: When they were released.
+        counted: Which of them count; they have ended.
+    """
+    start, end, released = messages.start, messages.end, releases.released
     known = counted & (released != NULL_NS)
     unknown = counted & ~known
-    came = np.minimum(np.maximum(released[known], start[known]), end[known])
+    came = np.clip(released[known], start[known], end[known])
+    held, transfer = union(start[known], came), union(came, end[known])
+    waiting = subtract(subtract(held, transfer), union(start[unknown], end[unknown]))
+    return InFlight(known, held, transfer, waiting)
+
+
+def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
+    """Prepares a rank's sets."""
+    counted = scan.messages.in_flight & scan.messages.closed
+    flight = in_flight(scan.messages, releases, counted)
+    held, transfer, waiting = flight.held, flight.transfer, flight.waiting
     activity = scan.activity
     compute = EMPTY if activity.compute is None else activity.compute
-    transfer = union(came, end[known])
-    held = union(start[known], came)
-    waiting = subtract(subtract(held, transfer), union(start[unknown], end[unknown]))
     idle = idle_sets(scan, releases)
     host = idle.host if activity.device else EMPTY
     in_phase = intersect(host, activity.phases)
@@ -152,7 +180,7 @@ def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
             activity.unrecorded,
             activity.stopped,
         ),
-        joined=bool(known.any()) or (activity.comm_known and not counted.any()),
+        joined=bool(flight.known.any()) or (activity.comm_known and not counted.any()),
     )
 
 

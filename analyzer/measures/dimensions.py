@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL_NS, BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract, union
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined, Releases
+from ddltrace.analyzer.measures.breakdown import in_flight
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 from ddltrace.analyzer.measures.rank_measures import bytes_sent
 from ddltrace.analyzer.measures.steps import Steps, in_steps
@@ -277,15 +278,10 @@ def _measure(rank: _Rank, of: BoolArray) -> DimensionTimes:
         rank: The rank.
         of: Which of its messages these are.
     """
-    messages, released = rank.scan.messages, rank.releases.released
-    start, end, chosen = messages.start, messages.end, of & rank.chosen
+    messages, chosen = rank.scan.messages, of & rank.chosen
     counted = of & messages.in_flight & messages.closed
-    known = counted & (released != NULL_NS)
-    unknown = counted & ~known
-    came = np.clip(released[known], start[known], end[known])
-    flight = union(start[counted], end[counted])
-    transfer = union(came, end[known])
-    held = subtract(union(start[known], came), transfer)
+    known, _, transfer, waiting = in_flight(messages, rank.releases, counted)
+    flight = union(messages.start[counted], messages.end[counted])
     compute = rank.scan.activity.compute
     size = np.maximum(messages.bytes, messages.wire_bytes)
     groups = distinct(messages.group[chosen]).tolist()
@@ -298,7 +294,7 @@ def _measure(rank: _Rank, of: BoolArray) -> DimensionTimes:
         sent=bytes_sent(rank.scan, chosen),
         comm=rank.total(flight),
         exposed=np.nan if compute is None else rank.total(subtract(flight, compute)),
-        wait=rank.total(subtract(held, union(start[unknown], end[unknown]))),
+        wait=rank.total(waiting),
         transfer=rank.total(transfer),
     )
 

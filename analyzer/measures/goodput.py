@@ -19,14 +19,14 @@ holds:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import IntArray
+from ddltrace.analyzer.events.event_columns import ColumnTable, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, length, subtract, union
 from ddltrace.analyzer.events.rank_scan import Region
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, merged_by
@@ -116,7 +116,8 @@ class _Found(NamedTuple):
     updated: dict[int, int]
 
 
-class _Steps(NamedTuple):
+@dataclass(frozen=True)
+class _Steps(ColumnTable):
     """Steps of the ranks of one attempt, in the order of ranks and steps.
 
     Attributes:
@@ -130,10 +131,6 @@ class _Steps(NamedTuple):
     number: IntArray
     start: IntArray
     end: IntArray
-
-    def of(self, rows: IntArray) -> _Steps:
-        """Some of them."""
-        return _Steps(*(column[rows] for column in self))
 
 
 class _Attempt(NamedTuple):
@@ -233,8 +230,8 @@ def _attempts(whole: Whole, begin: int, end: int) -> list[_Attempt]:
         infos.setdefault(trace.generation(info), []).append(info)
     attempts = []
     for generation, processes in sorted(infos.items()):
-        steps = every.of(np.flatnonzero(of_step == generation))
-        steps = steps._replace(number=steps.number - trace.first_step(processes[0]))
+        steps = every.keep(np.flatnonzero(of_step == generation))
+        steps = replace(steps, number=steps.number - trace.first_step(processes[0]))
         began = min((_began(trace, info, begin) for info in processes), default=begin)
         failed = [_ended(trace, info) for info in processes if info.exit_status != 0]
         known = [moment for moment in failed if moment is not None]
@@ -268,7 +265,7 @@ def _restarts(
     for former, later in pairwise(attempts):
         yield former.ended, later.first
     for attempt, number in zip(attempts, redone, strict=True):
-        again = attempt.steps.of(np.flatnonzero(attempt.steps.number < (number or 0)))
+        again = attempt.steps.keep(np.flatnonzero(attempt.steps.number < (number or 0)))
         yield from zip(again.start.tolist(), again.end.tolist(), strict=True)
 
 
@@ -320,7 +317,7 @@ def _unrecorded(trace: Trace, attempts: Sequence[_Attempt]) -> Iterator[tuple[in
         for info in attempt.infos:
             ended = _ended(trace, info)
             ended = attempt.ended if ended is None else ended
-            steps = attempt.steps.of(np.flatnonzero(attempt.steps.rank == info.rank))
+            steps = attempt.steps.keep(np.flatnonzero(attempt.steps.rank == info.rank))
             # What precedes the first step is a gap if that is not the attempt's first one.
             number = np.append(-1, steps.number)
             last = np.append(_began(trace, info, attempt.first), steps.end)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import IntArray, changes
+from ddltrace.analyzer.events.event_columns import ColumnTable, IntArray, changes
 from ddltrace.analyzer.formatting.text_table import kernel_text
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
@@ -127,7 +127,7 @@ class OperatorRow:
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(ColumnTable):
     """Durations summarized by equal keys, ascending by key.
 
     Attributes:
@@ -147,9 +147,6 @@ class Groups:
     p95: Floats
     low: IntArray
     high: IntArray
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 def grouped(keys: Sequence[IntArray], duration: IntArray) -> Groups:

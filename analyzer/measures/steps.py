@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, ColumnTable, IntArray
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.trace.step_selection import RULE_ASKED
@@ -37,7 +37,7 @@ RULE_NONE: Final = "no completed steps: the whole traced window"
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(ColumnTable):
     """Completed steps over all ranks, ascending.
 
     Attributes:
@@ -59,9 +59,6 @@ class Steps:
     ranks: IntArray
     steady: IntArray
     rule: str
-
-    def __len__(self) -> int:
-        return len(self.number)
 
 
 def find_steps(scans: Mapping[int, RankScan], joined: Joined, wanted: range | None = None) -> Steps:
