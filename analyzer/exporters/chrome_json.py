@@ -6,7 +6,9 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 A rank is a process, a lane a thread. Complete events of a thread must nest; lanes in which they do
 not get further threads. Lines are put together by Arrow, a column at a time. Events of ranks with a
 device carry the fields of Kineto's files too, so that tools for those (Holistic Trace Analysis) can
-read them. These tools want one file for each rank, with the rank at its head.
+read them. These tools want one file for each rank, with the rank at its head. They recognize device
+work by ``args.stream`` and ``args.correlation``, kernels and copies by ``cat``, and steps by user
+annotations named ``ProfilerStep#N``.
 """
 
 from __future__ import annotations

@@ -23,9 +23,11 @@ from ddltrace.analyzer.events.event_columns import (
 )
 from ddltrace.analyzer.events.interval_sets import (
     Spans,
+    divided_at,
     intersect,
     length_before,
     lengths_within,
+    overlaps,
     union,
 )
 from ddltrace.analyzer.events.own_work import OwnWork
@@ -376,7 +378,8 @@ class RootCauseFinder:
         # each piece is removed: the part of the step's excess that is of its name.
         messages = self._graph.handed_over[self._joined.rows(rank)]
         edges, name, times_more = self._excess_by_name(rank, CAUSES[cause])
-        start, end = _pieces_at(work, np.concatenate([work.start, work.end, messages, edges]))
+        times = distinct(np.concatenate([messages, edges]))
+        start, end = overlaps(work, divided_at(times))[2]
 
         def share() -> FloatArray:
             place = np.searchsorted(scan.step_start, start, side="right") - 1
@@ -454,13 +457,6 @@ def known_or_range(
         return None, None
     is_known = saved[1] - saved[0] <= _SAME * saved[1]
     return (saved[1], None) if is_known else (None, saved)
-
-
-def _pieces_at(spans: Spans, times: IntArray) -> Spans:
-    """The pieces into which some times divide a set of instants."""
-    time = distinct(times)
-    mine = np.flatnonzero(lengths_within(spans, time[:-1], time[1:]))
-    return Spans(time[mine], time[mine + 1])
 
 
 def _when(spans: Spans, done: IntArray) -> IntArray:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddltrace.analyzer.findings import advice, communication_advice
+from ddltrace.analyzer.findings import advice
 from ddltrace.analyzer.formatting.units import printable_words
 from ddltrace.experiments.strategy import advised
 from ddltrace.experiments.strategy.spec import parse
@@ -392,7 +392,7 @@ def test_a_slow_first_step_of_a_short_job_is_in_no_number(build):
 def test_every_change_is_tested_by_strategies_that_exist():
     kinds = {
         ast.literal_eval(node.args[0])
-        for node in ast.walk(ast.parse(inspect.getsource(communication_advice)))
+        for node in ast.walk(ast.parse(inspect.getsource(advice)))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Change"
     }
     assert kinds == {"merge", "split", "halve", "accumulate"}

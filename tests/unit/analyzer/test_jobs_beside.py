@@ -1,4 +1,4 @@
-"""Jobs that run beside each other in one trace (`ddltrace.analyzer.trace.jobs_beside`)."""
+"""Jobs that run beside each other in one trace (`ddltrace.analyzer.trace.recorded_run`)."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
 from ddltrace.analyzer.exporters.perfetto import write as write_perfetto
-from ddltrace.analyzer.findings.advice import find_findings
-from ddltrace.analyzer.findings.resource_advice import resource_findings
+from ddltrace.analyzer.findings.advice import find_findings, resource_findings
 from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.write_imported import save
