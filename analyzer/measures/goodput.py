@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -171,21 +171,14 @@ def _goodput(whole: Whole) -> Goodput | None:
         "training": union(*(np.concatenate(times) for times in _times(attempts))),
         "unrecorded": spans_of(_unrecorded(trace, attempts)),
     }
-    shares = shares_of(begin, end, parts)
-    recorded = all(info.checkpoints for info in run.ranks)
+    shares: dict[str, Any] = shares_of(begin, end, parts)
+    unknown = {} if run.source == "ddltrace" else {"hang": None}
+    if not all(info.checkpoints for info in run.ranks):
+        unknown |= {"checkpoint": None, "evaluation": None}
     return Goodput(
         wall_us=(end - begin) / 1e3,
         whole_job=created is not None and ended is not None,
-        shares=GoodputShares(
-            start=shares["start"],
-            training=shares["training"],
-            checkpoint=shares["checkpoint"] if recorded else None,
-            evaluation=shares["evaluation"] if recorded else None,
-            restart=shares["restart"],
-            hang=shares["hang"] if run.source == "ddltrace" else None,
-            unrecorded=shares["unrecorded"],
-            other=shares["other"],
-        ),
+        shares=GoodputShares(**(shares | unknown)),
         restarts=len(attempts) - 1,
         lost_steps=None if None in redone else sum(filter(None, redone)),
     )

@@ -24,19 +24,39 @@ class Metric(NamedTuple):
 
     Attributes:
         name: Its name.
-        unit: Its unit, as in UCUM; empty for none.
         text: What it is.
         samples: Its values in readings.
         labels: Names of its labels.
+        unit: Its unit, as in UCUM; empty for none.
         is_counter: Whether it only grows, or else may have any value.
     """
 
     name: str
-    unit: str
     text: str
     samples: Callable[[Readings], Samples]
     labels: tuple[str, ...] = ()
+    unit: str = ""
     is_counter: bool = False
+
+
+def _number(name: str, text: str, attribute: str, *, is_counter: bool = False) -> Metric:
+    """One number, an attribute of readings."""
+
+    def samples(now: Readings) -> Samples:
+        return [((), getattr(now, attribute))]
+
+    return Metric(f"ddltrace_{name}", text, samples, is_counter=is_counter)
+
+
+def _by_label(name: str, text: str, attribute: str, label: str, unit: str = "") -> Metric:
+    """A number for each value of a label, an attribute of readings; ranks are ascending."""
+
+    def samples(now: Readings) -> Samples:
+        values = getattr(now, attribute).items()
+        ordered = sorted(values) if label == "rank" else values
+        return [((str(key),), value) for key, value in ordered]
+
+    return Metric(f"ddltrace_{name}", text, samples, (label,), unit)
 
 
 def _quantity(name: str, text: str) -> Metric:
@@ -44,7 +64,7 @@ def _quantity(name: str, text: str) -> Metric:
         return [((), now.quantities[name])] if name in now.quantities else []
 
     unit = _UNITS.get(name.rpartition("_")[2], "")
-    return Metric(f"ddltrace_{name}", unit, f"{text[0].upper()}{text[1:]}.", samples)
+    return Metric(f"ddltrace_{name}", f"{text[0].upper()}{text[1:]}.", samples, unit=unit)
 
 
 def _straggler(now: Readings) -> Samples:
@@ -58,73 +78,37 @@ def _alerts(now: Readings) -> Samples:
 
 
 METRICS: Final = (
-    Metric(
-        name="ddltrace_steps_total",
-        unit="",
-        text="Steps that all ranks have completed.",
-        samples=lambda now: [((), now.num_steps)],
-        is_counter=True,
-    ),
-    Metric(
-        name="ddltrace_lost_records_total",
-        unit="",
-        text="Events that could not be recorded.",
-        samples=lambda now: [((), now.lost)],
-        is_counter=True,
-    ),
-    Metric(
-        name="ddltrace_ranks",
-        unit="",
-        text="Ranks of this launcher.",
-        samples=lambda now: [((), now.ranks)],
-    ),
-    Metric(
-        name="ddltrace_recording",
-        unit="",
-        text="Ranks whose recording is switched on.",
-        samples=lambda now: [((), now.recording)],
-    ),
+    _number("steps_total", "Steps that all ranks have completed.", "num_steps", is_counter=True),
+    _number("lost_records_total", "Events that could not be recorded.", "lost", is_counter=True),
+    _number("ranks", "Ranks of this launcher.", "ranks"),
+    _number("recording", "Ranks whose recording is switched on.", "recording"),
     *(_quantity(name, text) for name, text in QUANTITIES.items() if name not in _BY_RANK),
-    Metric(
-        name="ddltrace_wait_seconds",
-        unit="s",
-        text="Waiting for other ranks in the messages of a step.",
-        samples=lambda now: [((str(rank),), value) for rank, value in sorted(now.wait_s.items())],
-        labels=("rank",),
+    _by_label(
+        "wait_seconds",
+        "Waiting for other ranks in the messages of a step.",
+        *("wait_s", "rank", "s"),
     ),
-    Metric(
-        name="ddltrace_memory_bytes",
-        unit="By",
-        text="Resident memory of a rank's process.",
-        samples=lambda now: [
-            ((str(rank),), size) for rank, size in sorted(now.memory_bytes.items())
-        ],
-        labels=("rank",),
-    ),
+    _by_label("memory_bytes", "Resident memory of a rank's process.", "memory_bytes", "rank", "By"),
     Metric(
         name="ddltrace_straggler",
-        unit="",
         text="1 for the rank that costs most time by entering collectives last.",
         samples=_straggler,
         labels=("rank", "cause"),
     ),
     Metric(
         name="ddltrace_busbw_bytes",
-        unit="By/s",
         text="Bus bandwidth of collectives in bytes per second, by size up to that of the label.",
         samples=lambda now: sorted(now.busbw.items()),
         labels=("operation", "size"),
+        unit="By/s",
     ),
-    Metric(
-        name="ddltrace_goodput_share",
-        unit="",
-        text="Share of the job's time since its start, by what it went to.",
-        samples=lambda now: [((part,), share) for part, share in now.goodput.items()],
-        labels=("part",),
+    _by_label(
+        "goodput_share",
+        "Share of the job's time since its start, by what it went to.",
+        *("goodput", "part"),
     ),
     Metric(
         name="ddltrace_alerts",
-        unit="",
         text="Dead ranks and hangs that are seen now.",
         samples=_alerts,
         labels=("kind",),
