@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.event_columns import NULL_NS
 from ddltrace.analyzer.importers.communication import public_op
-from ddltrace.analyzer.importers.nccl_operations import bytes_of
 from ddltrace.analyzer.importers.imported import Row, table_of
+from ddltrace.analyzer.importers.nccl_operations import bytes_of
 from ddltrace.analyzer.nccl.messages import Ints, is_kind, numbers, parents_in_job, rows_of_parents
 from ddltrace.analyzer.nccl.ring_file import COLUMNS, Ring, read_ring, recognizes
 from ddltrace.tracer.errors import TraceError, is_store_failure
