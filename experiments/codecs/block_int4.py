@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ddltrace.experiments.codecs.block_int8 import Blocks
 from ddltrace.experiments.codecs.chunks import (
     chunk_elements,
     decoded_chunks,
@@ -20,8 +21,6 @@ from ddltrace.experiments.codecs.chunks import (
 from ddltrace.experiments.codecs.codec import (
     ChunkedCodec,
     Codec,
-    CodecDescription,
-    ExchangeForm,
     as_bytes,
     finite_or_nan,
     floats_at_start,
@@ -43,7 +42,7 @@ _BITS: Final = 4
     "SDP4Bit, arXiv 2410.15526",
 )
 @dataclass(frozen=True)
-class BlockInt4(CodecDescription):
+class BlockInt4(Blocks):
     """Blocks of transformed elements, each a float32 scale and 15 levels in 4 bits an element.
 
     Attributes:
@@ -58,15 +57,9 @@ class BlockInt4(CodecDescription):
         for value in (self.block, self.rotation):
             if value & (value - 1):
                 raise ValueError("block and rotation must be powers of two")
-        if not 8 <= self.block <= 1 << 20:
-            raise ValueError("block must be between 8 and 1048576 elements")
+        super().__post_init__()
         if not 1 <= self.rotation <= min(self.block, 4096):
             raise ValueError("rotation must be between 1 and 4096, and at most the block")
-
-    @property
-    def alignment(self) -> int:
-        """A shard is a number of whole blocks."""
-        return self.block
 
     def codec(self, seed: int | None) -> Codec:
         """Rounding to the nearest."""
@@ -79,10 +72,6 @@ class BlockInt4(CodecDescription):
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """Half a byte a code and four a block."""
         return packed_bytes(self.codes(elements), _BITS) + 4 * -(-elements // self.block)
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """As `BlockInt8`: two quantizations where that sends less."""
-        return "all_gather" if world_size <= 2 else "all_to_all"
 
 
 class BlockInt4Codec(ChunkedCodec):

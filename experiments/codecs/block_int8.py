@@ -16,7 +16,6 @@ from ddltrace.experiments.codecs.codec import (
     ChunkedCodec,
     Codec,
     CodecDescription,
-    ExchangeForm,
     as_bytes,
     finite_or_nan,
     floats_at_start,
@@ -26,8 +25,8 @@ from ddltrace.experiments.technique import technique
 
 
 @dataclass(frozen=True)
-class OneByteBlocks(CodecDescription):
-    """Blocks of elements, each a float32 scale and a code of one byte an element.
+class Blocks(CodecDescription):
+    """Blocks of elements, each a float32 scale and a code of each element.
 
     Attributes:
         block: Elements that share one scale.
@@ -44,17 +43,13 @@ class OneByteBlocks(CodecDescription):
         """A shard is a number of whole blocks."""
         return self.block
 
+
+class OneByteBlocks(Blocks):
+    """Blocks whose codes have one byte."""
+
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One byte an element and four a block."""
         return elements + 4 * -(-elements // self.block)
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """Two quantizations at any number of ranks, from the point where that sends less.
-
-        A rank sends (p - 1) n bytes by all-gather and 2 (p - 1) n / p by all-to-all: on two
-        ranks both are the same, and all-gather quantizes only once.
-        """
-        return "all_gather" if world_size <= 2 else "all_to_all"
 
 
 @technique(

@@ -8,7 +8,6 @@ from ddltrace.experiments.codecs.chunks import added, scratch
 from ddltrace.experiments.codecs.codec import (
     Codec,
     CodecDescription,
-    ExchangeForm,
     RowCodec,
     as_bytes,
     finite_or_nan,
@@ -40,10 +39,6 @@ class OneBit(CodecDescription):
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One bit an element and two float32 means."""
         return 8 + packed_bytes(elements, 1) if elements else 0
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """All-gather only on two ranks, where it sends as much and encodes once."""
-        return "all_gather" if world_size <= 2 else "all_to_all"
 
 
 _HEADER = 8

@@ -17,7 +17,6 @@ from ddltrace.experiments.codecs.codec import (
     ChunkedCodec,
     Codec,
     CodecDescription,
-    ExchangeForm,
     as_bytes,
     floats_at_start,
     packed_bytes,
@@ -71,10 +70,6 @@ class Qsgd(CodecDescription):
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """The packed codes and one float32 norm a bucket."""
         return 4 * -(-elements // self.bucket) + packed_bytes(elements, self.bits)
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """All-gather where it sends no more than two encodings of every shard would."""
-        return "all_gather" if world_size <= 2 else "all_to_all"
 
 
 _SQUARES_HOLD = (1e-15, 1e15)

@@ -13,7 +13,6 @@ from ddltrace.experiments.codecs.chunks import added
 from ddltrace.experiments.codecs.codec import (
     Codec,
     CodecDescription,
-    ExchangeForm,
     RowCodec,
     as_bytes,
     finite_or_nan,
@@ -50,10 +49,6 @@ class SignSgd(CodecDescription):
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One bit an element and one float32 scale, which carries NaN."""
         return 4 + packed_bytes(elements, 1) if elements else 0
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """Votes are counted shard by shard; all-gather only on two ranks."""
-        return "all_gather" if world_size <= 2 else "all_to_all"
 
 
 _HEADER = 4

@@ -19,7 +19,6 @@ from ddltrace.experiments.codecs.codec import (
     ChunkedCodec,
     Codec,
     CodecDescription,
-    ExchangeForm,
     as_bytes,
     check_encodable,
     finite_or_nan,
@@ -60,10 +59,6 @@ class Ternary(CodecDescription):
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """Two bits an element and one float32 scale."""
         return 4 + packed_bytes(elements, 2) if elements else 0
-
-    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
-        """All-gather where it sends no more than two encodings of every shard would."""
-        return "all_gather" if world_size <= 2 else "all_to_all"
 
     @property
     def second_pass(self) -> CodecDescription:
