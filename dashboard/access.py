@@ -8,8 +8,8 @@ request needs one of the two.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 from ddltrace.dashboard.hosts import host_of, is_loopback
@@ -17,6 +17,10 @@ from ddltrace.dashboard.hosts import host_of, is_loopback
 TOKEN_KEY: Final = "token"
 """Key of the token in an address."""
 
+ADMIT: Final = "ddltrace.admit"
+"""Key of a function in the WSGI environment: it frees the connection from limits of strangers."""
+
+WsgiApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Headers = list[tuple[str, str]]
 
 _OTHER_HOST: Final = (
@@ -53,7 +57,20 @@ class Access:
             return None
         return _NO_TOKEN
 
-    def with_cookie(
+    def guard(self, app: WsgiApp) -> WsgiApp:
+        """The same application, which sees no request that is refused."""
+
+        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            refused = self.refusal(environ)
+            if refused is not None:
+                return _refuse(refused, environ, start_response)
+            if ADMIT in environ:
+                environ[ADMIT]()
+            return app(environ, self._with_cookie(environ, start_response))
+
+        return answer
+
+    def _with_cookie(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Sets the cookie in the response to a request whose address contains the token."""
@@ -83,3 +100,17 @@ def _cookie_name(environ: dict[str, Any]) -> str:
     """One name for each port that the browser sees: cookies do not tell ports apart."""
     port = environ.get("HTTP_HOST", "").rpartition(":")[2]
     return f"ddltrace-{port if port.isascii() and port.isdecimal() else 80}"
+
+
+def _refuse(
+    line: str, environ: dict[str, Any], start_response: Callable[..., Any]
+) -> Iterable[bytes]:
+    body = b"" if environ["REQUEST_METHOD"] == "HEAD" else line.encode()
+    headers = [
+        ("Content-Type", "text/plain; charset=utf-8"),
+        ("Content-Length", str(len(line.encode()))),
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+    ]
+    start_response("403 Forbidden", headers)
+    return [body]

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
+from ddltrace.dashboard.access import ADMIT, WsgiApp
 from ddltrace.dashboard.errors import print_escaped
-from ddltrace.dashboard.starting import ADMIT, WsgiApp
 
 MAX_STRANGERS: Final = 64
 """Connections whose request has not been admitted yet; a new one beyond them ends the oldest."""
@@ -25,7 +25,7 @@ class HttpServer(ThreadedWSGIServer):
     """Serves a WSGI application on a listening socket.
 
     A connection counts as a stranger's until the application calls the function at
-    `ddltrace.dashboard.starting.ADMIT`. Strangers can neither use up the process's threads and
+    `ddltrace.dashboard.access.ADMIT`. Strangers can neither use up the process's threads and
     files, nor keep others out: whoever is admitted no longer counts.
 
     Args:

@@ -20,7 +20,7 @@ from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.owner_access import make_private_folder, user_folder
 
 if TYPE_CHECKING:
-    from ddltrace.dashboard.starting import StartingApp, WsgiApp
+    from ddltrace.dashboard.access import WsgiApp
 
 FIRST_PORT: Final = 8050
 _PORTS_TRIED: Final = 50
@@ -107,20 +107,18 @@ def running(app: WsgiApp, listening: socket.socket) -> Iterator[str]:
             thread.join()
 
 
-def serve(starting: StartingApp, listening: socket.socket, start: Callable[[str], WsgiApp]) -> None:
+def serve(listening: socket.socket, start: Callable[[str], WsgiApp]) -> None:
     """Serves until SIGINT or SIGTERM.
 
     Args:
-        starting: Answers while the app is made.
-        listening: A listening socket, see `bind`.
-        start: Makes the WSGI application, given the address; requests are accepted meanwhile.
+        listening: A listening socket, see `bind`. The system keeps requests until there is an app.
+        start: Makes the WSGI application, given the address.
     """
-    with closing(_StopSignals()) as signals, running(starting, listening) as url:
-        app = None
-        try:
-            app = start(url)
-        finally:
-            starting.complete(app)
+    with (
+        closing(listening),
+        closing(_StopSignals()) as signals,
+        running(start(url_of(listening)), listening),
+    ):
         signals.wait()
 
 

@@ -1,6 +1,7 @@
-"""Starts a dashboard: the browser loads the page while NumPy, Arrow and Dash are imported.
+"""Starts a dashboard: opens its traces, and prints its address while the app is made.
 
-Those imports take a second, so this module makes them in functions, after the address was printed.
+Importing NumPy, Arrow and Dash takes a second, so this module does it in functions, after the
+options were checked.
 """
 
 from __future__ import annotations
@@ -18,15 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ddltrace.dashboard.access import Access
+from ddltrace.dashboard.access import Access, WsgiApp
 from ddltrace.dashboard.discovery import Found, discover
-from ddltrace.dashboard.first_page import keep_first_page, load_first_page, note_path
 from ddltrace.dashboard.hosts import is_loopback
 from ddltrace.dashboard.server import FIRST_PORT, bind, open_browser, serve
-from ddltrace.dashboard.starting import StartingApp, WsgiApp
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.optional_packages import require_extra
-from ddltrace.tracer.trace.json_files import read_json
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 FEATURE: Final = "ddltrace dashboard"
 _NICE_BESIDE_JOB: Final = 10
-_TIMELINE: Final = "/timeline"
 
 
 @dataclass(frozen=True)
@@ -81,38 +78,25 @@ def serve_dashboard(options: Options, engine: Engine | None) -> None:
     loopback = is_loopback(listening.getsockname()[0])
     access = Access(None if options.no_token else secrets.token_urlsafe(32), loopback=loopback)
     runs = _allowed_runs(options, listening, loopback=loopback) if options.allow_run else None
-    note = note_path("runs" if options.allow_run else "plain")
-    first_page = load_first_page(note)
-    starting = StartingApp(first_page, access)
 
     def start(url: str) -> WsgiApp:
-        # A browser can load the page meanwhile, unless the traces turn out to be damaged.
-        is_early = first_page is not None and _are_finished(found)
-        if is_early:
-            _announce(access.address(url), options, listening, loopback=loopback)
         workspace = _open(found, engine, runs)
         is_live = bool(workspace.traces) and workspace.is_running(0)
-        if not is_early:
-            page = access.address(f"{url}live" if is_live else url)
-            _announce(page, options, listening, loopback=loopback)
+        page = access.address(f"{url}live" if is_live else url)
+        _announce(page, options, listening, loopback=loopback)
         try:
             from ddltrace.dashboard.app import create_app
-            from ddltrace.dashboard.pages.page_list import PAGES
         except ImportError:
             require_extra("dashboard", FEATURE)
             raise
         app = create_app(workspace)
         # An analysis would take processor time from a running job; pages make it on request.
         if not is_live:
-            timeline_first = starting.first_path == _TIMELINE
-            _in_background(lambda: workspace.warm_up(_warn, timeline_first=timeline_first))
-        if first_page is None:
-            _in_background(lambda: keep_first_page(app.server, [page.path for page in PAGES], note))
-        server: WsgiApp = app.server
-        return server
+            _in_background(lambda: workspace.warm_up(_warn))
+        return access.guard(app.server)
 
     try:
-        serve(starting, listening, start)
+        serve(listening, start)
     finally:
         if runs is not None:
             runs.control.close()
@@ -165,19 +149,6 @@ def _allowed_runs(options: Options, listening: socket.socket, *, loopback: bool)
     from ddltrace.dashboard.runs.run_control import results_folder
 
     return AllowedRuns(results_folder([Path(trace) for trace in options.traces]))
-
-
-def _are_finished(found: Found) -> bool:
-    """Whether there are only local traces of ddltrace whose jobs have ended."""
-    if found.experiments:
-        return False
-    try:
-        records = [
-            read_json(path / RUN_FILE) if isinstance(path, Path) else None for path in found.traces
-        ]
-    except TraceError:
-        return False
-    return all(record is not None and record.get("status") != "running" for record in records)
 
 
 def _open(found: Found, engine: Engine | None, runs: AllowedRuns | None) -> Workspace:

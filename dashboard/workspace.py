@@ -698,20 +698,18 @@ class Workspace:
         """Whether traces may come that were not there when the dashboard was started."""
         return self.runs is not None or bool(self.experiments)
 
-    def warm_up(self, report: Callable[[str], None], *, timeline_first: bool = True) -> None:
+    def warm_up(self, report: Callable[[str], None]) -> None:
         """Loads everything, so that the first pages open at once; reports errors.
+
+        A stored analysis is read when a page needs it: that takes a third of a second in Python,
+        in which the timeline would not be answered.
 
         Args:
             report: Called with the message of each error.
-            timeline_first: Whether the timeline is shown first. A stored analysis is then read
-                when a page needs it: that takes a third of a second in Python, in which the
-                timeline would not be answered.
         """
         for opened in list(self.traces):
             is_stored = opened.has_stored_analysis
             with contextlib.suppress(TraceError):
-                if is_stored and not timeline_first:
-                    opened._breakdowns.get()
                 opened.stages()  # before the analysis takes processor time
             with ThreadPoolExecutor(2) as pool:
                 work: list[Future[Any]] = [pool.submit(opened._growing.whole)]

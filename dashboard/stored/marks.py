@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from ddltrace.dashboard.stored.place import folder_of_user
+from ddltrace.dashboard.stored.cache import folder_of_user
 from ddltrace.tracer.owner_access import make_private_folder
 from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.trace.json_files import write_json_atomically

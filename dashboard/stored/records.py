@@ -16,7 +16,7 @@ import pyarrow as pa
 from ddltrace.analyzer import model
 from ddltrace.analyzer.joined.join import AllMessages, Collectives
 from ddltrace.analyzer.slack import SlackRow
-from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter
+from ddltrace.dashboard.stored.cache import ArrayReader, ArrayWriter
 from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import RowIndex
 from ddltrace.dashboard.timeline.tracks import Row, Timeline, Track

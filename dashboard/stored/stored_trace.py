@@ -1,4 +1,10 @@
-"""Stores and loads the timeline and the analysis of a trace."""
+"""Stores and loads the timeline, the analysis and the slack of a large trace.
+
+Other processes build them: ``python -m ddltrace.dashboard.stored.stored_trace TRACE
+analysis|slack|PART...``, where a part is written as ``NAME:RANK-RANK``, with its first and last
+rank. Such a process prints the number of events that it has read since the last such line, and
+``part NAME`` when a part is complete.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,20 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
-from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
-from ddltrace.dashboard.stored.place import (
-    content_key,
-    file_name,
-    folders,
-    remove_others,
-    replacing,
-    verified_files,
-)
-from ddltrace.dashboard.stored.progress import Progress
+from ddltrace.analyzer.open_trace import open_trace
+from ddltrace.dashboard.stored.cache import ArrayReader, Cache
 from ddltrace.dashboard.stored.records import Decoder, Encoder
-from ddltrace.dashboard.stored.user_files import user_secret
 from ddltrace.dashboard.timeline.tracks import Timeline, build_rank
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.errors import DdltraceError, TraceError
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analyzed
@@ -39,6 +37,7 @@ FEWEST_EVENTS: Final = 1_000_000
 
 ANALYSIS: Final = "analysis"
 SLACK: Final = "slack"
+_MODULE: Final = "ddltrace.dashboard.stored.stored_trace"
 _FEWEST_IN_PART: Final = 1_000_000
 _MOST_PARTS: Final = 16
 _BYTES_PER_EVENT: Final = 150
@@ -58,6 +57,32 @@ _SPARING: Final = {
 
 _TIMES_MORE: Final = 4
 """Divisor of an analysis's memory limit for the dashboard."""
+
+
+class Progress:
+    """Counts the events that were read, for a page that waits for them.
+
+    Args:
+        events: How many there are.
+
+    Attributes:
+        is_under_way: Whether someone reads them now.
+    """
+
+    def __init__(self, events: int) -> None:
+        self._events = events
+        self._read = 0
+        self.is_under_way = False
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Adds some events that were read."""
+        with self._lock:
+            self._read = min(self._events, self._read + count)
+
+    def to_json(self) -> dict[str, int | bool]:
+        """The same as an object for the browser."""
+        return {"events": self._events, "read": self._read, "under_way": self.is_under_way}
 
 
 class Stored:
@@ -80,9 +105,7 @@ class Stored:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._secret = user_secret()
-        self._verified = verified_files(trace)
-        self._key = content_key(trace, self._verified)
+        self._cache = Cache(trace)
         self._readers: list[ArrayReader] = []
         self.parts = _parts_of(trace)
         events = sum(info.events or 0 for info in trace.run.ranks)
@@ -101,7 +124,7 @@ class Stored:
     def stored_parts(self) -> list[list[Timeline] | None]:
         """The parts of the timeline that are stored: of each the timelines of its ranks."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return list(pool.map(self._read_part, range(len(self.parts))))
+            return list(pool.map(self._read, map(self._kind, range(len(self.parts)))))
 
     def build_parts(
         self, numbers: Sequence[int], came: Callable[[int, list[Timeline]], None]
@@ -116,43 +139,51 @@ class Stored:
         Raises:
             TraceError: A part cannot be built.
         """
+        self.reading.is_under_way = True
         if self._is_elsewhere:
-            self._build_on_engine(numbers, came)
-            return
-        largest = max(_events_of(self._trace, self.parts[number]) for number in numbers)
-        fitting = max(1, _BYTES_AT_ONCE // (_BYTES_PER_EVENT * largest + 1))
-        workers = min(os.cpu_count() or 1, len(numbers), fitting)
+            for number in numbers:
+                self.write_part(self._kind(number), self.parts[number])
+                self.reading.add(_events_of(self._trace, self.parts[number]))
+                came(number, self._built(self._kind(number)))
+        else:
+            self._build_in_processes(numbers, came)
+        self.reading.is_under_way = False
+        self._cache.remove_others()
 
+    def _build_in_processes(
+        self, numbers: Sequence[int], came: Callable[[int, list[Timeline]], None]
+    ) -> None:
         names = {self._kind(number): number for number in numbers}
 
         def heard(line: str) -> None:
             if line.startswith("part "):
-                number = names[line.removeprefix("part ")]
-                if (part := self._read_part(number)) is None:
-                    raise TraceError(_changed(self._trace))
-                came(number, part)
+                name = line.removeprefix("part ")
+                came(names[name], self._built(name))
             else:
                 self.reading.add(int(line))
 
-        self.reading.is_under_way = True
+        largest = max(_events_of(self._trace, self.parts[number]) for number in numbers)
+        fitting = max(1, _BYTES_AT_ONCE // (_BYTES_PER_EVENT * largest + 1))
+        workers = min(os.cpu_count() or 1, len(numbers), fitting)
+        wanted = [
+            f"{name}:{self.parts[number][0]}-{self.parts[number][-1]}"
+            for name, number in names.items()
+        ]
         with ThreadPoolExecutor(workers) as pool:
-            wanted = [
-                f"{self._kind(number)}:{self.parts[number][0]}-{self.parts[number][-1]}"
-                for number in numbers
-            ]
             shares = [wanted[first::workers] for first in range(workers)]
             list(pool.map(lambda share: self._build(share, heard), shares))
-        self.reading.is_under_way = False
-        self._remove_others()
 
     @property
     def has_analysis(self) -> bool:
         """Whether there is a file of the analysis, valid or not."""
-        name = file_name(ANALYSIS, self._secret)
-        return any((folder / name).is_file() for folder in folders(self._trace))
+        return self._cache.has(ANALYSIS)
 
     def analyzed(self) -> Analyzed:
-        """The analysis; if it is not stored, built by another process or by the trace's engine."""
+        """The analysis; if it is not stored, built by another process or by the trace's engine.
+
+        Raises:
+            TraceError: It cannot be built.
+        """
         if (found := self._read(ANALYSIS)) is None:
             self.measuring.is_under_way = True
             if self._is_elsewhere:
@@ -160,10 +191,8 @@ class Stored:
             else:
                 self._build([ANALYSIS], lambda line: self.measuring.add(int(line)))
             self.measuring.is_under_way = False
-            self._remove_others()
-            found = self._read(ANALYSIS)
-        if found is None:
-            raise TraceError(_changed(self._trace))
+            self._cache.remove_others()
+            found = self._built(ANALYSIS)
         analyzed: Analyzed = found
         return analyzed
 
@@ -171,19 +200,6 @@ class Stored:
     def _is_elsewhere(self) -> bool:
         """Whether the trace's engine executes tasks in other processes."""
         return not isinstance(self._trace.engine, EmbeddedEngine)
-
-    def _build_on_engine(
-        self, numbers: Sequence[int], came: Callable[[int, list[Timeline]], None]
-    ) -> None:
-        self.reading.is_under_way = True
-        for number in numbers:
-            self.write_part(self._kind(number), self.parts[number])
-            self.reading.add(_events_of(self._trace, self.parts[number]))
-            if (part := self._read_part(number)) is None:
-                raise TraceError(_changed(self._trace))
-            came(number, part)
-        self.reading.is_under_way = False
-        self._remove_others()
 
     def slack_if_stored(self) -> tuple[SlackRow, ...] | None:
         """The slack over the steady steps if it is stored."""
@@ -203,50 +219,41 @@ class Stored:
                 self.write_slack()
             else:
                 self._build([SLACK], lambda _: None)
-            found = self.slack_if_stored()
-        if found is None:
-            raise TraceError(_changed(self._trace))
+            found = self._built(SLACK)
         return found
-
-    def _adopt(self, origin_ns: int, notes: list[str], damage: list[str]) -> None:
-        """Sets the attributes of the trace that reading its events would have set."""
-        trace = self._trace
-        trace.__dict__["origin_ns"] = origin_ns
-        trace.notes += [note for note in notes if note not in trace.notes]
-        trace.damage += [note for note in damage if note not in trace.damage]
-
-    def _read_part(self, number: int) -> list[Timeline] | None:
-        part: list[Timeline] | None = self._read(self._kind(number))
-        return part
 
     def _kind(self, number: int) -> str:
         return f"timeline-{number}of{len(self.parts)}"
 
     def _read(self, kind: str) -> Any:
-        name = file_name(kind, self._secret)
-        for folder in folders(self._trace):
-            try:
-                reader = ArrayReader(folder / name, self._secret, self._verified)
-            except (OSError, InvalidCacheError):
-                continue  # it is built again
-            self._verified.save()
-            if reader.document[:2] == [kind, self._key]:
-                self._readers.append(reader)
-                with _collector_paused():
-                    found, *learned = Decoder(reader).decode(reader.document[2])
-                self._adopt(*learned)
-                return found
-        return None
+        """What is stored of a kind; None if it has to be built."""
+        reader = self._cache.read(kind)
+        if reader is None:
+            return None
+        self._readers.append(reader)
+        with _collector_paused():
+            found, origin_ns, notes, damage = Decoder(reader).decode(reader.document)
+        # What reading the events would have set.
+        trace = self._trace
+        trace.__dict__["origin_ns"] = origin_ns
+        trace.notes += [note for note in notes if note not in trace.notes]
+        trace.damage += [note for note in damage if note not in trace.damage]
+        return found
+
+    def _built(self, kind: str) -> Any:
+        """What was just stored of a kind."""
+        if (found := self._read(kind)) is None:
+            raise TraceError(f"{self._trace.name} has changed while it was read: open it again")
+        return found
 
     def _build(self, wanted: Sequence[str], heard: Callable[[str], None]) -> None:
         """Builds in another process, whose memory is free again when it ends.
 
         Args:
-            wanted: `ANALYSIS`, `SLACK` or parts, see `builder`.
+            wanted: `ANALYSIS`, `SLACK` or parts, see above.
             heard: Called with each line that it prints.
         """
-        module = "ddltrace.dashboard.stored.builder"
-        command = [sys.executable, "-m", module, str(self._trace.path), *wanted]
+        command = [sys.executable, "-m", _MODULE, str(self._trace.path), *wanted]
         pipe = subprocess.PIPE
         with subprocess.Popen(
             command,
@@ -314,18 +321,11 @@ class Stored:
 
     def _write(self, kind: str, encode: Callable[[Encoder], Any]) -> None:
         trace = self._trace
-        with replacing(trace, file_name(kind, self._secret)) as file:
-            writer = ArrayWriter(file, self._secret)
+        with self._cache.writing(kind) as writer:
             encoder = Encoder(writer)
-            content = ["tuple", encode(encoder), *_learned(trace, encoder)]
-            writer.finish([kind, self._key, content])
-
-    def _remove_others(self) -> None:
-        """Removes the stored files of an earlier content of the trace."""
-        kinds = [ANALYSIS, SLACK, *map(self._kind, range(len(self.parts)))]
-        kept = {file_name(kind, self._secret) for kind in kinds}
-        for folder in folders(self._trace):
-            remove_others(folder, kept, self._secret)
+            content = encode(encoder)
+            learned = trace.origin_ns, trace.notes, trace.damage
+            writer.finish(["tuple", content, *map(encoder.encode, learned)])
 
 
 def _timeline(trace: Trace, *, origin_ns: int) -> Timeline:
@@ -362,10 +362,6 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _changed(trace: Trace) -> str:
-    return f"{trace.name} has changed while it was read: open it again"
-
-
 def _mapped_bytes() -> int:
     """Bytes of mapped files that are in this process's memory; 0 if unknown."""
     try:
@@ -397,5 +393,34 @@ def shortened(trace: Trace) -> Trace:
     return view
 
 
-def _learned(trace: Trace, encoder: Encoder) -> Iterator[Any]:
-    yield from map(encoder.encode, (trace.origin_ns, trace.notes, trace.damage))
+def report(line: str) -> None:
+    """Prints a line in one call: several threads read, and `print` writes line ends separately."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(path: str, *wanted: str) -> None:
+    """Builds some parts, the analysis or the slack."""
+    trace = open_trace(path)
+    trace.on_read = lambda count: report(str(count))
+    stored = Stored(trace)
+    if wanted == (ANALYSIS,):
+        os.nice(5)  # the timeline is complete earlier
+        stored.write_analysis()
+        return
+    if wanted == (SLACK,):
+        stored.write_slack()
+        return
+    os.nice(2)  # the server and the browser draw meanwhile
+    for part in wanted:
+        name, _, ranks = part.rpartition(":")
+        first, _, last = ranks.partition("-")
+        stored.write_part(name, [r for r in trace.ranks if int(first) <= r <= int(last)])
+        report(f"part {name}")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except (DdltraceError, OSError) as failure:
+        sys.exit(str(failure))

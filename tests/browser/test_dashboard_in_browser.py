@@ -24,15 +24,12 @@ from support.sampling import sampled
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import time_text
-from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.experiments import OpenExperiment
-from ddltrace.dashboard.first_page import keep_first_page, load_first_page
 from ddltrace.dashboard.pages.comparison_page import signed_time
 from ddltrace.dashboard.pages.sql_page import EXAMPLES
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import _leading_to, bind, running
-from ddltrace.dashboard.starting import StartingApp
 from ddltrace.dashboard.stored import stored_trace
 from ddltrace.dashboard.stored.marks import FILE
 from ddltrace.dashboard.widgets import LONGEST_TABLE
@@ -1198,32 +1195,6 @@ def test_a_command_of_a_trace_is_run_only_after_it_was_seen(browser: Any, tmp_pa
             if starts:
                 visit.until_true(lambda: runs.control.state() is not None, "it runs")
     runs.control.close()
-
-
-@pytest.mark.parametrize("path", ["", "timeline"])
-def test_a_page_loads_while_the_server_is_starting(browser: Any, tmp_path: Path, path: str) -> None:
-    workspace = Workspace([ddltrace.open(SAMPLES[0])])
-    app = create_app(workspace)
-    keep_first_page(app.server, ["/", "/timeline"], tmp_path / "note.json")
-    starting = StartingApp(load_first_page(tmp_path / "note.json"), Access(None, loopback=True))
-    with running(starting, bind("127.0.0.1", None)) as url:
-        visit = Visit(browser, url, path)
-        assert visit.page.locator("._dash-loading").is_visible()
-        if not path:
-            visit.until_true(
-                lambda: visit.page.evaluate("typeof window.Plotly?.newPlot") == "function",
-                "Plotly is evaluated before there is an app",
-            )
-        starting.complete(app.server)
-        if path:
-            visit.timeline()
-        else:
-            visit.page.wait_for_selector(".graph .js-plotly-plot .main-svg")
-        loaded = visit.page.evaluate(
-            "performance.getEntriesByType('resource').filter(e => /plotly.min/.test(e.name)).length"
-        )
-    assert loaded == (0 if path else 1)
-    assert visit.troubles == []
 
 
 @pytest.mark.long

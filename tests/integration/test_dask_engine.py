@@ -26,7 +26,7 @@ from ddltrace.analyzer.engine.dask_engine import DaskEngine, open_dask
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.trace.windows import with_window
-from ddltrace.dashboard.stored.place import FOLDER
+from ddltrace.dashboard.stored.cache import FOLDER
 from ddltrace.dashboard.stored.stored_trace import Stored
 from ddltrace.tracer.errors import EngineError, MissingCapabilityError, UsageError
 from ddltrace.tracer.trace.trace_files import RUN_FILE

@@ -165,8 +165,6 @@ ORDER = {
             "runs",
             "timeline",
             "stored",
-            "first_page",
-            "starting",
             "http_server",
             "widgets",
             "rank_breakdowns",

@@ -13,13 +13,13 @@ import urllib.parse
 import urllib.request
 
 import pytest
+from flask import Flask
 from werkzeug.test import Client
 
 from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.errors import MAX_BODY
 from ddltrace.dashboard.http_server import MAX_STRANGERS
 from ddltrace.dashboard.server import bind, open_browser, running
-from ddltrace.dashboard.starting import StartingApp
 
 PATHS = (
     *("/", "/timeline", "/sql?q=SELECT+1", "/live", "/nothing", "/assets/timeline.js"),
@@ -140,7 +140,8 @@ def test_two_dashboards_of_a_machine_have_different_cookies_and_tokens():
     access = Access("secret", loopback=True)
     environ = {"QUERY_STRING": "token=secret", "HTTP_HOST": "127.0.0.1:8050"}
     sent = []
-    access.with_cookie(environ, lambda status, headers: sent.extend(headers))("200 OK", [])
+    server = access.guard(lambda _, start_response: start_response("200 OK", []))
+    server(environ, lambda status, headers: sent.extend(headers))
     [(_, cookie)] = sent
     assert cookie.startswith("ddltrace-8050=secret;")
     back = {"QUERY_STRING": "", "HTTP_COOKIE": cookie.partition(";")[0]}
@@ -230,7 +231,7 @@ def test_strangers_who_wait_keep_no_one_out(shown):
 
 def test_strangers_who_send_slowly_are_cut_off(monkeypatch):
     monkeypatch.setattr("ddltrace.dashboard.http_server.PATIENCE_S", 0.3)
-    app = StartingApp(None, Access("secret", loopback=True))
+    app = Access("secret", loopback=True).guard(Flask("server"))
     with running(app, bind("127.0.0.1", None)) as url:
         port = urllib.parse.urlsplit(url).port
         with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
@@ -258,9 +259,16 @@ def test_a_slow_reader_keeps_no_one_out(shown):
         assert (status, len(text) > 1_000_000) == (200, True)
 
 
-def test_requests_wait_for_the_app_only_with_the_token():
-    starting = StartingApp(None, Access("secret", loopback=True))
-    assert Client(starting).get("/").status_code == 403
-    assert starting.first_path is None
-    threading.Timer(0.1, starting.complete, [None]).start()
-    assert Client(starting).get("/?token=secret").status_code == 503
+def test_the_app_sees_only_requests_with_the_token():
+    seen = []
+
+    def app(environ, start_response):
+        seen.append(environ["PATH_INFO"])
+        start_response("204 No Content", [])
+        return []
+
+    client = Client(Access("secret", loopback=True).guard(app))
+    assert client.get("/a").status_code == 403
+    assert client.get("/b?token=secret").status_code == 204
+    assert client.get("/c").status_code == 204  # with the cookie
+    assert seen == ["/b", "/c"]

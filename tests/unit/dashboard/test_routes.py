@@ -8,7 +8,6 @@ from werkzeug.test import Client
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.app import create_app
-from ddltrace.dashboard.starting import StartingApp
 from ddltrace.dashboard.workspace import Workspace
 
 MS = 1_000_000
@@ -21,9 +20,7 @@ def client(workspace):
 
 def served(workspace, *, loopback):
     """A client of a server without a token."""
-    starting = StartingApp(None, Access(None, loopback=loopback))
-    starting.complete(create_app(workspace).server)
-    return Client(starting)
+    return Client(Access(None, loopback=loopback).guard(create_app(workspace).server))
 
 
 def test_layout_tells_tracks_and_roles(client):

@@ -85,9 +85,7 @@ def test_a_signal_that_another_thread_receives_ends_the_server():
     code = """
 import signal, threading, time
 from flask import Flask
-from ddltrace.dashboard.access import Access
 from ddltrace.dashboard.server import bind, serve
-from ddltrace.dashboard.starting import StartingApp
 
 def start(url):
     threading.Thread(target=receive, daemon=True).start()
@@ -99,7 +97,7 @@ def receive():
     time.sleep(600)
 
 with bind("127.0.0.1", None) as listening:
-    serve(StartingApp(None, Access(None, loopback=True)), listening, start)
+    serve(listening, start)
 print("ended")
 """
     done = subprocess.run(

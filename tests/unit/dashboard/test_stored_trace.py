@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
@@ -14,18 +17,13 @@ from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.pages import critical_path_page
-from ddltrace.dashboard.stored import builder, container
+from ddltrace.dashboard.stored import cache
 from ddltrace.dashboard.stored import stored_trace as stored
-from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
-from ddltrace.dashboard.stored.place import FOLDER
-from ddltrace.dashboard.stored.verified_files import VerifiedFiles
+from ddltrace.dashboard.stored.cache import FOLDER, Cache
 from ddltrace.dashboard.timeline import coarse
 from ddltrace.dashboard.timeline.frame import Window
 from ddltrace.dashboard.timeline.tracks import NO_EVENT
 from ddltrace.dashboard.workspace import OpenTrace, Workspace
-
-KEY = b"k" * 32
-NOTHING = VerifiedFiles(Path("/nowhere/note"))
 
 
 @pytest.fixture
@@ -82,7 +80,9 @@ def test_a_stored_trace_shows_what_a_read_one_shows(large, monkeypatch):
     assert not (large / FOLDER).exists()
 
 
-def test_damaged_foreign_and_outdated_files_are_built_again(large, tmp_path, write_run_of):
+def test_damaged_foreign_and_outdated_files_are_built_again(
+    large, tmp_path, write_run_of, monkeypatch
+):
     whole = opened(large).layout()
     folder = large / FOLDER
     [name] = stored_files(folder)
@@ -97,10 +97,19 @@ def test_damaged_foreign_and_outdated_files_are_built_again(large, tmp_path, wri
         (folder / name).write_bytes(bad)
         assert opened(large).layout() == whole
         assert (folder / name).read_bytes() == content
-    # A file that another user's key signed is not believed.
-    (tmp_path / "cache" / "ddltrace" / "cache.key").write_bytes(KEY)
+    # The file of a user with another secret is not read, and stays.
+    (tmp_path / "cache" / "ddltrace" / "cache.key").write_bytes(b"k" * 32)
     assert opened(large).layout() == whole
     assert len(stored_files(folder)) == 2
+    # That of another version is replaced.
+    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
+    own = Cache(open_trace(large))
+    assert not own.has("timeline-0of1")
+    own.remove_others()
+    assert list(stored_files(folder)) == [name]
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(stored, "FEWEST_EVENTS", 1)
     longer = write_run_of("longer", steps=6)
     shutil.copytree(longer, large, dirs_exist_ok=True)
     assert opened(large).analysis.trace.steps == 6
@@ -112,7 +121,7 @@ def test_a_link_out_of_the_trace_is_not_written_through(large, tmp_path):
     (large / FOLDER).symlink_to(outside)
     assert opened(large).timeline.rows
     assert not stored_files(outside)
-    assert list((tmp_path / "cache" / "ddltrace" / "traces").glob("*/timeline-*.bin"))
+    assert list((tmp_path / "cache" / "ddltrace" / "traces").glob("*/timeline-*.arrow"))
 
 
 def test_a_trace_is_shown_where_nothing_can_be_stored(large, tmp_path, monkeypatch):
@@ -123,49 +132,75 @@ def test_a_trace_is_shown_where_nothing_can_be_stored(large, tmp_path, monkeypat
     assert not (large / FOLDER).exists()
 
 
-def test_arrays_come_back_and_only_numbers_are_stored(tmp_path):
-    path = tmp_path / "file"
+def test_arrays_come_back_and_only_numbers_are_stored(large, monkeypatch):
+    monkeypatch.setattr(cache, "_BATCH", 100)
     arrays: list[np.ndarray] = [
         np.arange(7, dtype=np.int32),
         np.zeros((0, 3)),
         np.array([[True], [False]]),
+        np.arange(13, dtype=np.int64),  # longer than a batch
+        np.arange(12, dtype=np.uint8)[::2],
     ]
-    with open(path, "wb") as file:
-        writer = ArrayWriter(file, KEY)
+    with Cache(open_trace(large)).writing("kind") as writer:
         writer.finish([writer.add(array) for array in arrays])
         with pytest.raises(TypeError):
             writer.add(np.array([object()]))
-    reader = ArrayReader(path, KEY, NOTHING)
+    reader = Cache(open_trace(large)).read("kind")
     for array, reference in zip(arrays, reader.document, strict=True):
         found = reader.array(reference)
         assert found.dtype == array.dtype
         assert np.array_equal(found, array)
-    with pytest.raises(InvalidCacheError):
-        ArrayReader(path, b"another" * 4, NOTHING)
+    [path] = (large / FOLDER).iterdir()
+    assert pa.ipc.open_file(path).num_record_batches == 4  # as any program reads it
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o660, 0o606])
-def test_a_file_that_others_can_write_needs_more_than_its_checksum(tmp_path, monkeypatch, mode):
-    path = tmp_path / "file"
-    with open(path, "wb") as file:
-        writer = ArrayWriter(file, KEY)
-        writer.finish(writer.add(np.arange(100)))
+@pytest.mark.parametrize("mode", [0o660, 0o606])
+def test_a_file_that_others_can_write_is_not_read(large, mode):
+    own = Cache(open_trace(large))
+    with own.writing("kind") as writer:
+        writer.finish(None)
+    assert own.read("kind") is not None
+    [path] = (large / FOLDER).iterdir()
     path.chmod(mode)
-    reader = ArrayReader(path, KEY, NOTHING)
-    assert reader.array(reader.document).tolist() == list(range(100))
-    content = bytearray(path.read_bytes())
-    content[200] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(InvalidCacheError, match="damaged"):
-        ArrayReader(path, KEY, NOTHING)
-    # As if the changed array had the same checksum.
-    _, _, _, checksum, _, _ = container._HEADER.unpack_from(content)
-    monkeypatch.setattr(container, "_checksum_of", lambda file: checksum)
-    if mode == 0o600:
-        ArrayReader(path, KEY, NOTHING)  # nobody else can have made it so
-    else:
-        with pytest.raises(InvalidCacheError, match="not this user's"):
-            ArrayReader(path, KEY, NOTHING)
+    assert own.read("kind") is None
+
+
+def test_where_files_cannot_be_kept_from_others_the_users_cache_is_taken(large, monkeypatch):
+    """Some file systems know no owners."""
+    checked = []
+
+    def is_private(status):
+        checked.append(status)
+        return len(checked) > 1
+
+    monkeypatch.setattr(cache, "is_private", is_private)
+    own = Cache(open_trace(large))
+    with own.writing("kind") as writer:
+        writer.finish(None)
+    assert own.read("kind") is not None
+    assert not stored_files(large / FOLDER)
+
+
+def test_several_processes_build_and_read_the_same(large):
+    """As several servers of one trace do."""
+    code = """
+import sys
+from ddltrace.analyzer.open_trace import open_trace
+from ddltrace.dashboard.stored import stored_trace
+from ddltrace.dashboard.workspace import Workspace
+
+stored_trace.FEWEST_EVENTS = 1
+opened = Workspace([open_trace(sys.argv[1])]).get(0)
+print(opened.timeline.num_events, opened.analysis.trace.steps, len(opened.slack))
+"""
+    command = [sys.executable, "-c", code, str(large)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = {process.communicate()[0] for process in running}
+    assert [process.returncode for process in running] == [0, 0, 0]
+    trace = opened(large)
+    expected = trace.timeline.num_events, trace.analysis.trace.steps, len(trace.slack)
+    assert printed == {" ".join(map(str, expected)) + "\n"}
+    assert len(stored_files(large / FOLDER)) == 3
 
 
 def test_a_timeline_grows_from_a_sample_to_the_whole(large, monkeypatch):
@@ -190,7 +225,7 @@ def test_a_timeline_grows_from_a_sample_to_the_whole(large, monkeypatch):
     client = create_app(Workspace([trace.trace])).server.test_client()
     assert client.get("/api/0/layout?stage=9").status_code == 400
     assert client.get("/api/0/stages").get_json()["whole"]
-    assert len(list((large / FOLDER).glob("timeline-*.bin"))) == 2
+    assert len(list((large / FOLDER).glob("timeline-*.arrow"))) == 2
 
 
 @pytest.mark.parametrize("stage", [None, 0])
@@ -217,6 +252,6 @@ def test_lines_of_several_threads_are_written_whole(monkeypatch):
         write = written.append
         flush = staticmethod(lambda: None)
 
-    monkeypatch.setattr(builder.sys, "stdout", Output)
-    builder.report("12")
+    monkeypatch.setattr(stored.sys, "stdout", Output)
+    stored.report("12")
     assert written == ["12\n"]

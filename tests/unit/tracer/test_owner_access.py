@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ddltrace.dashboard.stored.user_files import read_note, user_secret, write_note
+from ddltrace.analyzer.open_trace import open_trace
+from ddltrace.dashboard.stored.cache import FOLDER, Cache
 from ddltrace.tracer.errors import MissingCapabilityError
 from ddltrace.tracer.launch.launcher import keep_owner_access, prepare_directory, run_untraced
 from ddltrace.tracer.native import build
 from ddltrace.tracer.trace.json_files import write_json_atomically
 from ddltrace.tracer.trace.stream_writer import StreamWriter
 
+SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
 UMASKS = (0o000, 0o002, 0o022, 0o077, 0o777)
 
 
@@ -76,13 +79,19 @@ def test_a_library_that_another_process_has_just_compiled_is_not_compiled_again(
     assert (tmp_path / "calls").read_text() == "\n"
 
 
-def test_notes_of_the_user_are_read_back(umask: int, cache: Path) -> None:
+def test_only_the_user_can_read_what_the_dashboard_stores(
+    umask: int, cache: Path, tmp_path: Path
+) -> None:
     keep_owner_access()
-    assert write_note(cache / "traces" / "note.json", {"x": 1})
-    assert read_note(cache / "traces" / "note.json") == {"x": 1}
-    assert mode(cache / "traces" / "note.json") == 0o600
-    assert user_secret() == user_secret()
-    assert mode(cache / "cache.key") == 0o600
+    trace = open_trace(Path(shutil.copytree(SAMPLE, tmp_path / "trace")))
+    with Cache(trace).writing("kind") as writer:
+        writer.finish({"x": 1})
+    found = Cache(trace).read("kind")
+    assert found is not None
+    assert found.document == {"x": 1}
+    [file] = (tmp_path / "trace" / FOLDER).iterdir()
+    assert mode(file) == mode(cache / "cache.key") == 0o600
+    assert mode(cache) == 0o700
 
 
 def test_the_owner_can_read_what_a_rank_writes(umask: int, tmp_path: Path) -> None:
