@@ -9,7 +9,7 @@ import contextlib
 import re
 import shlex
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,26 +83,25 @@ class Search:
     hits: list[dict[str, Any]]
 
 
-class Lazy(Generic[T]):
-    """A value that is computed once, on first use, by any thread."""
+class once(Generic[T]):
+    """A property that is computed once, on first use; other threads wait until it is computed.
 
-    def __init__(self, make: Callable[[], T]) -> None:
+    `functools.cached_property` computes it in several threads at a time, or, before Python 3.12,
+    for one object at a time. Both keep the value in the object's ``__dict__``.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make
-        self._lock = threading.Lock()
-        self._value: T | None = None
+        self._name = make.__name__
+        self.__doc__ = make.__doc__
 
-    def get(self) -> T:
-        """The value; concurrent callers wait until it is computed."""
-        if self._value is None:
-            with self._lock:
-                if self._value is None:
-                    self._value = self._make()
-        return self._value
-
-    @property
-    def value(self) -> T | None:
-        """The value if it has been computed already."""
-        return self._value
+    def __get__(self, owner: Any, kind: type) -> T:
+        values: dict[str, Any] = vars(owner)
+        with values.setdefault(f"lock of {self._name}", threading.Lock()):
+            if self._name not in values:
+                values[self._name] = self._make(owner)
+        value: T = values[self._name]
+        return value
 
 
 class OpenTrace:
@@ -121,16 +120,12 @@ class OpenTrace:
         self.number = number
         self.title = title
         self.trace = trace
-        self._stored = Lazy(lambda: _stored(trace))
-        self._growing = GrowingTimeline(trace, lambda: self._stored.get()[0])
-        self._analyzed = Lazy(self._make_analysis)
-        self._path_lane = Lazy(self._make_path_lane)
-        self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
-        self._slack = Lazy(self._find_slack)
-        self._what_if = Lazy(self._make_what_if)
-        self._figures: dict[str, Lazy[tuple[go.Figure | None]]] = {}
-        self._searches: OrderedDict[str, Search] = OrderedDict()
-        self._search_lock = threading.Lock()
+        self._growing = GrowingTimeline(trace, lambda: self._stored)
+        self._figures: dict[str, go.Figure | None] = {}
+        self._drawing: dict[str, threading.Lock] = {}
+        self._searches: RecentCache[str, Search] = RecentCache(
+            self._search, lambda _: 1, _KEPT_SEARCHES
+        )
         self._queries: RecentCache[str, pa.Table] = RecentCache(
             lambda sql: run_query(trace, sql, _QUERY_LIMITS, lambda: self.analyzed),
             lambda result: int(result.nbytes),
@@ -142,40 +137,29 @@ class OpenTrace:
         self._columns: dict[str, list[str]] = {}
         self._asked: deque[str] = deque(maxlen=_KEPT_STATEMENTS)
 
-    def _make_analysis(self) -> Analyzed:
-        stored = self._stored.get()[0]
-        if stored is None:
-            from ddltrace.analyzer.analysis import analyze_in_full
-
-            return analyze_in_full(shortened(self.trace))
-        return stored.analyzed()
-
-    def _make_path_lane(self) -> PathLane:
-        paths, timeline = self.analyzed.paths, self.timeline
-        self._release()
-        lane = build_path_lane(paths, timeline, self.trace.origin_ns)
-        self._release()
-        return lane
+    @once
+    def _stored(self) -> Stored | None:
+        """The stored files of a large trace; None for a small one, or if no folder is writable."""
+        if is_worth_storing(self.trace):
+            with contextlib.suppress(OSError):
+                return Stored(self.trace)
+        return None
 
     def _release(self) -> None:
         """Releases pages of stored files from memory, before and after large reads."""
-        stored = self._stored.get()[0]
-        if stored is not None:
-            stored.release()
+        if self._stored is not None:
+            self._stored.release()
 
-    def _make_what_if(self) -> WhatIf:
-        from ddltrace.analyzer.whatif.questions import what_if
-
-        return what_if(shortened(self.trace))
-
-    @property
+    @once
     def what_if(self) -> WhatIf:
         """Answers questions about the trace's steps.
 
         Raises:
             TraceError: It has no steps that can be replayed.
         """
-        return self._what_if.get()
+        from ddltrace.analyzer.whatif.questions import what_if
+
+        return what_if(shortened(self.trace))
 
     @property
     def timeline(self) -> Timeline:
@@ -200,51 +184,50 @@ class OpenTrace:
 
     def progress(self) -> dict[str, Any]:
         """How far the trace is read for the timeline and for the analysis, if someone waits."""
-        found = self._stored.value
-        stored = None if found is None else found[0]
+        stored: Stored | None = vars(self).get("_stored")
         if stored is None:
             return NOTHING_UNDER_WAY
         return {"reading": stored.reading.to_json(), "measuring": stored.measuring.to_json()}
 
-    @property
+    @once
     def analyzed(self) -> Analyzed:
         """The analysis, with the critical paths and the joined messages."""
-        return self._analyzed.get()
+        if self._stored is not None:
+            return self._stored.analyzed()
+        from ddltrace.analyzer.analysis import analyze_in_full
+
+        return analyze_in_full(shortened(self.trace))
 
     @property
     def analysis(self) -> Analysis:
         """The analysis."""
         return self.analyzed.analysis
 
-    @property
+    @once
     def slack(self) -> tuple[SlackRow, ...]:
         """Slack over the steady steps; of a large trace, all events are read for it once.
 
         Raises:
             TraceError: The trace cannot be read.
         """
-        return self._slack.get()
-
-    @property
-    def slack_if_soon(self) -> tuple[SlackRow, ...] | None:
-        """The same if it is at hand or the trace is small; requires the analysis."""
-        stored = self._stored.get()[0]
-        if stored is None:
-            return self.slack
-        return self._slack.value or stored.slack_if_stored()
-
-    def _find_slack(self) -> tuple[SlackRow, ...]:
-        stored, analyzed = self._stored.get()[0], self.analyzed
-        if stored is not None:
-            return stored.slack()
+        analyzed = self.analyzed
+        if self._stored is not None:
+            return self._stored.slack()
         from ddltrace.analyzer.slack import slack_rows
 
         return slack_rows(shortened(self.trace), analyzed)
 
     @property
+    def slack_if_soon(self) -> tuple[SlackRow, ...] | None:
+        """The same if it is at hand or the trace is small; requires the analysis."""
+        if self._stored is None:
+            return self.slack
+        return vars(self).get("slack") or self._stored.slack_if_stored()
+
+    @property
     def analysis_if_made(self) -> Analysis | None:
         """The analysis if it has been computed already."""
-        analyzed = self._analyzed.value
+        analyzed: Analyzed | None = vars(self).get("analyzed")
         return None if analyzed is None else analyzed.analysis
 
     def tensors_of(self, step: int | None) -> tuple[TensorRow, ...]:
@@ -298,10 +281,14 @@ class OpenTrace:
             notes.insert(0, f"the trace is {state_text(trace)}")
         return [printable(note) for note in notes]
 
-    @property
+    @once
     def path_lane(self) -> PathLane:
         """The lane of the critical paths; requires the analysis."""
-        return self._path_lane.get()
+        paths, timeline = self.analyzed.paths, self.timeline
+        self._release()
+        lane = build_path_lane(paths, timeline, self.trace.origin_ns)
+        self._release()
+        return lane
 
     def row(self, number: int) -> Row:
         """A row of the timeline, or, after those, of the lane of the critical paths.
@@ -331,20 +318,17 @@ class OpenTrace:
                 return number, int(found[0])
         return None
 
-    @property
+    @once
     def breakdowns(self) -> list[Breakdown]:
         """The breakdown of each rank's steady steps, for ranks that have any."""
-        return self._breakdowns.get()
-
-    @property
-    def has_stored_analysis(self) -> bool:
-        """Whether the analysis lies on the disk, valid or not."""
-        stored = self._stored.get()[0]
-        return stored is not None and stored.has_analysis
+        return rank_breakdowns(self.analyzed)
 
     def figure(self, name: str, make: Callable[[OpenTrace], go.Figure | None]) -> go.Figure | None:
         """A figure of this trace; None if the trace has no data for it."""
-        return self._figures.setdefault(name, Lazy(lambda: (make(self),))).get()[0]
+        with self._drawing.setdefault(name, threading.Lock()):
+            if name not in self._figures:
+                self._figures[name] = make(self)
+            return self._figures[name]
 
     def event(self, rank: int, number: int) -> dict[str, Any]:
         """All columns of one event. Of events other than messages, the rank is read up to there.
@@ -394,21 +378,13 @@ class OpenTrace:
             found = self.search(query).rows
             events = (n for n in rows if n < len(found))
             layers.append([(n, row) for n in events if (row := found[n]) is not None])
-        stored = self._stored.get()[0]
-        if stored is None:
+        if self._stored is None:
             return encode_frame(window, layers)
-        return encode_frame(window, layers, stored.trim)
+        return encode_frame(window, layers, self._stored.trim)
 
     def search(self, query: str) -> Search:
         """Finds events whose label or tensor names contain a text."""
-        query = query.strip().casefold()
-        with self._search_lock:
-            if query not in self._searches:
-                self._searches[query] = self._search(query)
-                self._release()
-                while len(self._searches) > _KEPT_SEARCHES:
-                    self._searches.popitem(last=False)
-            return self._searches[query]
+        return self._searches.get(query.strip().casefold())
 
     def _search(self, query: str) -> Search:
         timeline = self.timeline
@@ -441,6 +417,7 @@ class OpenTrace:
                         for s, e, n in zip(start, end, event, strict=True)
                     ]
                     self._release()
+        self._release()
         hits.sort()
         keys = ("start", "end", "rank", "row", "event")
         return Search(rows, total, [dict(zip(keys, h, strict=True)) for h in hits[:_MAX_HITS]])
@@ -708,27 +685,19 @@ class Workspace:
             report: Called with the message of each error.
         """
         for opened in list(self.traces):
-            is_stored = opened.has_stored_analysis
+            stored = opened._stored
             with contextlib.suppress(TraceError):
                 opened.stages()  # before the analysis takes processor time
             with ThreadPoolExecutor(2) as pool:
                 work: list[Future[Any]] = [pool.submit(opened._growing.whole)]
-                if not is_stored:
-                    work.append(pool.submit(opened._breakdowns.get))
+                if stored is None or not stored.has_analysis:
+                    work.append(pool.submit(getattr, opened, "breakdowns"))
             for loaded in work:
                 error = loaded.exception()
                 if isinstance(error, TraceError):
                     report(str(error))
                 elif error is not None:
                     raise error
-
-
-def _stored(trace: Trace) -> tuple[Stored | None]:
-    """The stored files of a large trace; None for a small one, or if no folder is writable."""
-    if is_worth_storing(trace):
-        with contextlib.suppress(OSError):
-            return (Stored(trace),)
-    return (None,)
 
 
 def _unique_titles(traces: list[Trace]) -> list[str]:

@@ -26,7 +26,7 @@ from ddltrace.dashboard.pages import comparison_page, live_page, overview, tenso
 from ddltrace.dashboard.pages.comparison_matrix import differences_card
 from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 from ddltrace.dashboard.theme import dress, style_sheet
-from ddltrace.dashboard.workspace import Lazy, Workspace
+from ddltrace.dashboard.workspace import Workspace, once
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import RunInfo
@@ -50,7 +50,7 @@ def test_overview_names_no_saving_that_is_not_known(trace_path):
     opened = Workspace([open_trace(trace_path)]).get(0)
     finding = replace(opened.analysis.findings[0], kind="processors", saves_us=0.0, share=0.0)
     analyzed = replace(opened.analyzed, analysis=replace(opened.analysis, findings=(finding,)))
-    opened._analyzed = Lazy(lambda: analyzed)
+    vars(opened)["analyzed"] = analyzed
     page = as_json(overview.overview_page(opened))
     assert "processors: " in page
     assert "up to" not in page
@@ -72,7 +72,7 @@ def test_overview_drops_no_host_in_silence(trace_path, hosts, says):
     names = tuple(f"n{number}" for number in range(hosts))
     facts = replace(opened.analysis.trace, hosts=names)
     analyzed = replace(opened.analyzed, analysis=replace(opened.analysis, trace=facts))
-    opened._analyzed = Lazy(lambda analyzed=analyzed: analyzed)
+    vars(opened)["analyzed"] = analyzed
     page = overview.overview_page(opened)
     assert says in page.children[0].children[0].children
 
@@ -352,14 +352,16 @@ def test_of_a_trace_too_long_the_last_steps_are_analyzed_and_all_are_shown(
 def test_what_is_dear_is_made_once_for_everybody():
     made, go = [], threading.Event()
 
-    def make():
-        go.wait(10)
-        made.append(len(made))
-        return made[-1]
+    class Owner:
+        @once
+        def value(self):
+            go.wait(10)
+            made.append(len(made))
+            return made[-1]
 
-    value = Lazy(make)
+    owner = Owner()
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(value.get) for _ in range(4)]
+        answers = [pool.submit(getattr, owner, "value") for _ in range(4)]
         go.set()
     assert {answer.result() for answer in answers} == {0}
 
@@ -367,15 +369,16 @@ def test_what_is_dear_is_made_once_for_everybody():
 def test_what_cannot_be_made_is_tried_again():
     attempts = iter([TraceError("not yet"), None])
 
-    def make():
-        if (error := next(attempts)) is not None:
-            raise error
-        return "made"
+    class Owner:
+        @once
+        def value(self):
+            if (error := next(attempts)) is not None:
+                raise error
 
-    value = Lazy(make)
+    owner = Owner()
     with pytest.raises(TraceError, match="not yet"):
-        value.get()
-    assert value.get() == "made"
+        owner.value  # noqa: B018 (it is computed)
+    assert owner.value is None
 
 
 def test_other_work_is_said_before_times_are_compared(tmp_path):
