@@ -8,11 +8,10 @@ request needs one of the two.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
-
-from ddltrace.dashboard.hosts import host_of, is_loopback
 
 TOKEN_KEY: Final = "token"
 """Key of the token in an address."""
@@ -94,6 +93,24 @@ class Access:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), str(self._token).encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address refers to this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(header: str) -> str:
+    """The host in a ``Host`` header, without its port and brackets, in lower case."""
+    header = header.strip().lower()
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
 
 
 def _cookie_name(environ: dict[str, Any]) -> str:

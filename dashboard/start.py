@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ddltrace.dashboard.access import Access, WsgiApp
+from ddltrace.dashboard.access import Access, WsgiApp, is_loopback
 from ddltrace.dashboard.discovery import Found, discover
-from ddltrace.dashboard.hosts import is_loopback
 from ddltrace.dashboard.server import FIRST_PORT, bind, open_browser, serve
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.optional_packages import require_extra

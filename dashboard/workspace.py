@@ -639,26 +639,18 @@ class Workspace:
             self.experiments.append(OpenExperiment(number, title, directory, was_started_here=True))
         return number
 
-    def number_of(self, path: Path) -> int | None:
-        """The number of the trace in a directory; None if this dashboard does not show it."""
-        wanted = path.resolve()
-        for opened in self.traces:
-            if opened.trace.path.resolve() == wanted:
-                return opened.number
-        return None
-
     def show_trace(self, path: Path, experiment: OpenExperiment) -> int | None:
         """The number of a trace of an experiment, which is opened if it is not shown yet.
 
         Returns:
             None if there is no trace, or it is not in the experiment's directory.
         """
-        inside = experiment.directory.resolve()
+        inside, wanted = experiment.directory.resolve(), path.resolve()
         with self._adding:
-            number = self.number_of(path)
-            if number is not None:
-                return number
-            if not path.resolve().is_relative_to(inside) or not (path / RUN_FILE).is_file():
+            for opened in self.traces:
+                if opened.trace.path.resolve() == wanted:
+                    return opened.number
+            if not wanted.is_relative_to(inside) or not (path / RUN_FILE).is_file():
                 return None
             try:
                 trace = open_trace(path)

@@ -6,7 +6,7 @@ import hmac
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from ddltrace.dashboard.hosts import host_of, is_loopback
+from ddltrace.dashboard.access import host_of, is_loopback
 from ddltrace.tracer.errors import DdltraceError
 
 if TYPE_CHECKING:

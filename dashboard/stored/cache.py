@@ -48,7 +48,6 @@ FOLDER: Final = ".ddltrace-cache"
 FORMAT: Final = 8
 """Version of the files and of the records in them."""
 
-_SECRET_BYTES: Final = 32
 _PIECE: Final = 1 << 18
 _BATCH: Final = 1 << 20
 """Bytes of a batch of several arrays."""
@@ -228,20 +227,20 @@ def folder_of_user(trace: Trace) -> Path:
 def _user_secret() -> bytes:
     path = user_folder() / "cache.key"
     make_private_folder(path.parent)
-    with contextlib.suppress(FileNotFoundError):
-        if len(secret := path.read_bytes()) == _SECRET_BYTES:
-            return secret
-        path.unlink()
-    # Linked into place: a concurrent process sees a whole key or none.
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(_SECRET_BYTES))
-        with contextlib.suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        os.unlink(name)
-    return path.read_bytes()
+    if not path.exists():
+        # Linked into place: a concurrent process sees a whole secret or none.
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(name, path)
+        finally:
+            os.unlink(name)
+    with open_plain(path) as file:
+        if not is_private(os.fstat(file.fileno())):  # some file systems know no owners
+            raise PermissionError(f"other users can write {path}")
+        return file.read()
 
 
 def _key_of(trace: Trace, secret: bytes) -> str:

@@ -155,7 +155,6 @@ ORDER = {
     ),
     "dashboard": (
         *(
-            "hosts",
             "access",
             "errors",
             "callbacks",

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from ddltrace.dashboard.hosts import host_of, is_loopback
+from ddltrace.dashboard.access import host_of, is_loopback
 from ddltrace.dashboard.server import FIRST_PORT, bind, url_of
 from ddltrace.tracer.errors import UsageError
 

@@ -132,6 +132,13 @@ def test_a_trace_is_shown_where_nothing_can_be_stored(large, tmp_path, monkeypat
     assert not (large / FOLDER).exists()
 
 
+def test_a_trace_is_shown_where_files_cannot_be_kept_from_others(large, monkeypatch):
+    """Some file systems know no owners."""
+    monkeypatch.setattr(cache, "is_private", lambda status: False)
+    assert opened(large).timeline.rows
+    assert not (large / FOLDER).exists()
+
+
 def test_arrays_come_back_and_only_numbers_are_stored(large, monkeypatch):
     monkeypatch.setattr(cache, "_BATCH", 100)
     arrays: list[np.ndarray] = [
@@ -166,15 +173,13 @@ def test_a_file_that_others_can_write_is_not_read(large, mode):
 
 
 def test_where_files_cannot_be_kept_from_others_the_users_cache_is_taken(large, monkeypatch):
-    """Some file systems know no owners."""
-    checked = []
+    own, checked = Cache(open_trace(large)), []
 
     def is_private(status):
         checked.append(status)
         return len(checked) > 1
 
     monkeypatch.setattr(cache, "is_private", is_private)
-    own = Cache(open_trace(large))
     with own.writing("kind") as writer:
         writer.finish(None)
     assert own.read("kind") is not None
