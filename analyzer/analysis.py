@@ -36,7 +36,6 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
     which are tasks of the trace's engine.
 
     Args:
-        trace: The trace.
         wanted: Only these steps; by default the whole trace, summarized over steady steps.
 
     Raises:
@@ -55,7 +54,6 @@ def analyze_with_paths(trace: Trace, wanted: range | None = None) -> Analyzed:
     Of steps that are too many for memory, these are the ones of their last range.
 
     Args:
-        trace: The trace.
         wanted: See `analyze`.
 
     Raises:
@@ -73,7 +71,6 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
     """Measures a trace and keeps the intermediate results.
 
     Args:
-        trace: The trace.
         wanted: Only these steps; by default the whole trace, summarized over steady steps. Of a
             trace too long for that, the last steps, see `Trace.step_selection`.
 
@@ -91,7 +88,6 @@ def join_steps(
     """Reads the steps of a trace and joins their messages: what measures are computed from.
 
     Args:
-        trace: The trace.
         wanted: As in `analyze_in_full`.
 
     Returns:
@@ -131,7 +127,6 @@ def _assembled(trace: Trace, found: Found, selection: StepSelection | None) -> A
     """The values of all measures.
 
     Args:
-        trace: The trace.
         found: What the measures found in its steps.
         selection: Of a trace that was not read as a whole, the steps that were.
     """

@@ -85,7 +85,6 @@ class RankSlack:
 
     Args:
         margins: The margins of the rank.
-        scan: Its scan.
     """
 
     def __init__(self, margins: Margins, scan: RankScan) -> None:
@@ -156,7 +155,6 @@ def slack_rows(trace: Trace, analyzed: Analyzed) -> tuple[SlackRow, ...]:
     """The slack of each name on each rank, smallest first, the longest of equal ones first.
 
     Args:
-        trace: The trace.
         analyzed: Its analysis.
     """
     steady = np.array([row.step for row in analyzed.analysis.steps if row.steady], dtype=np.int64)

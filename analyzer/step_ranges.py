@@ -87,7 +87,6 @@ def measure_in_ranges(trace: Trace, selection: StepSelection, ranges: Sequence[r
     """Measures steps of a trace.
 
     Args:
-        trace: The trace.
         selection: The steps: all, whose warm-up is found, or those that were asked for.
         ranges: The same divided, see `divide`.
 
@@ -131,9 +130,7 @@ def _measured(
     """The measures of ranges of steps, in order.
 
     Args:
-        trace: The trace.
         selection: Has the steps of the trace.
-        ranges: The ranges.
         count: Number of ranges into which the trace is divided.
     """
     last = selection.whole.stop

@@ -72,7 +72,6 @@ def matches(value: object, hint: Any) -> bool:
     Integers are limited to 64 bits, and texts to what can be written as UTF-8.
 
     Args:
-        value: The value.
         hint: A type, a union, a list or dict with types of its items, a `TypedDict`, or Any.
     """
     origin, of = typing.get_origin(hint), typing.get_args(hint)

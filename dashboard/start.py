@@ -63,7 +63,6 @@ def serve_dashboard(options: Options, engine: Engine | None) -> None:
     """Opens the traces and serves them until interrupted.
 
     Args:
-        options: The options.
         engine: Analyzes the traces; None for the embedded engine.
 
     Raises:

@@ -231,7 +231,6 @@ def grid(
 
     Args:
         name: By which the browser finds it.
-        columns: Its columns.
         rows: The cells of each row: the value by which rows are sorted and filtered, the text that
             is shown, and the address that it leads to.
         key: The column whose texts identify rows, if the rows are going to be replaced: those that

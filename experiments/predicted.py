@@ -98,8 +98,6 @@ def apply(
     """Replaces the gradient messages of a program by those of a strategy.
 
     Args:
-        joined: The steps.
-        program: The program.
         work: Own work before each item of each rank.
         spec: The strategy.
         network: What messages cost.
@@ -238,8 +236,6 @@ class Dispatched:
     """The dispatchers of a replay, one for each step that exchanges.
 
     Args:
-        schedule: The schedule.
-        plan: Its plan.
         signals: Exchange -> step, and the gradient that is ready; `NULL` for the end of backward.
         numbers: Step -> exchange of each message.
     """
@@ -405,8 +401,6 @@ class _Exchanged:
         """What a message costs that a codec shortens.
 
         Args:
-            message: The message.
-            codec: The codec.
             crowded: How many ranks share a processor.
         """
         ranks, gradients = self._ranks, self._gradients

@@ -19,7 +19,6 @@ def make_room(
     """Creates a directory without files of the kind that is to be written there.
 
     Args:
-        directory: Its path.
         kind: What such a directory is called in messages, such as "trace".
         is_one: Whether a directory is one.
         remove: Removes the files of such a directory, and no others.

@@ -46,7 +46,6 @@ class Engine(Protocol):
         """Executes a task for each item.
 
         Args:
-            task: The task.
             items: Its arguments.
             doing: What the tasks do, for messages of progress, such as ``reading ranks``.
             one_at_a_time: A task needs so much memory that one process executes only one of them
@@ -278,7 +277,6 @@ def map_parts(
 
     Args:
         whole: The trace; its notes are in the order of the parts, not of their execution.
-        task: The task.
         parts: Its arguments.
         doing: What the tasks do, see `Engine.map`.
         one_at_a_time: See `Engine.map`.

@@ -289,8 +289,6 @@ def _blocked_times(
     """Returns the times in which a rank only waits for a message.
 
     Args:
-        messages: Its messages.
-        waits: Its waits.
         activity: The activity of the rank.
         lane: The thread that trains; not used where the device is seen.
     """

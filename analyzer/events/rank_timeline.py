@@ -207,7 +207,6 @@ class TimelineBuilder:
         """Returns the timeline.
 
         Args:
-            rank: Its rank.
             found: Its gradients, and when its first event starts.
             activity: The activity of the rank.
 

@@ -54,9 +54,6 @@ def common_numbers(ranks: Sequence[Calls]) -> list[IntArray]:
     The first rank's record is extended by the calls that only others have, and each rank's
     record is aligned with the result in turn.
 
-    Args:
-        ranks: The calls of each rank.
-
     Returns:
         For each rank the numbers of its calls, ascending; over all ranks they are 0, 1, 2, ...
     """

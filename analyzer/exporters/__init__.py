@@ -26,7 +26,6 @@ def export(
     """Writes a trace in another format; the file appears when it is complete.
 
     Args:
-        trace: The trace.
         to: One of `FORMATS`.
         path: The file to write (a folder for Chakra, which has one file per rank); Chrome JSON
             and CSV are compressed if it ends in ``.gz``.

@@ -178,7 +178,6 @@ def _check_memo(numbers: IntArray, opcodes: IntArray) -> None:
     """Checks numbers written to the memo: the unpickler makes room for all numbers below.
 
     Args:
-        numbers: The numbers.
         opcodes: How many opcodes stand before each.
     """
     if (numbers > opcodes).any():

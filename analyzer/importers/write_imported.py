@@ -15,7 +15,6 @@ def save(trace: ImportedTrace, directory: Path, *, force: bool) -> None:
     """Writes an imported trace.
 
     Args:
-        trace: The trace.
         directory: The directory to create.
         force: Whether an existing trace may be replaced.
 

@@ -328,7 +328,6 @@ def _paths(walked: _Stretches, parts: Sequence[Pieces], low: int, high: int) -> 
     """The paths of the windows from `low` to `high` - 1.
 
     Args:
-        walked: All stretches.
         parts: All pieces, each part sorted by stretch.
         low, high: The windows.
     """
@@ -373,7 +372,6 @@ def describe_stretches(line: Timeline, stretches: Spans, tensor_names: Mapping[i
     Backward is divided where gradients became ready; a part of it is named after the last one.
 
     Args:
-        line: The timeline.
         stretches: The parts, ascending.
         tensor_names: The rank's names of tensors by id.
     """

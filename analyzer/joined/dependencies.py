@@ -196,7 +196,6 @@ def find_graph(scans: Mapping[int, RankScan], joined: Joined, *, tolerance_ns: i
     """Finds the dependencies of every block.
 
     Args:
-        scans: Rank -> its scan.
         joined: All messages.
         tolerance_ns: See `Graph`.
     """

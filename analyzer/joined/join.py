@@ -481,7 +481,6 @@ def _posted(
     when the host made the call.
 
     Args:
-        messages: All messages.
         partner: Row of the other side of each.
         on_host: Whether a message was sent or received by a host, without a device.
     """
@@ -501,7 +500,6 @@ def _release(
     """Returns when each message was released, and by which rank.
 
     Args:
-        messages: All messages.
         collected: All collectives, the index of each message's, and the messages by collective.
         posted: For each send and receive, the other side, and when it was posted.
         needs: See `Joined`.
@@ -545,8 +543,6 @@ def _find_needs(
     """Finds the messages that do not need all ranks of their collective, and whom they need.
 
     Args:
-        messages: All messages.
-        collectives: All collectives.
         collective: Index of each message's collective.
         order: Messages by collective.
         gloo: Whether each group's messages are Gloo's.

@@ -243,7 +243,6 @@ class Replay:
             place: The rank's.
             block: The block; `NULL` for none.
             chunk: In which the time lies; nothing is cut outside of chunks.
-            time: The time.
         """
         begin = np.append(self._starts, 0)[np.where(chunk == NULL, -1, chunk * self._ranks + place)]
         since = np.where(block == NULL, begin, self._block_ends[block])
@@ -288,8 +287,6 @@ class Replay:
 
         Args:
             gains: At the end of every block.
-            scenarios: The scenarios.
-            at: The ends.
         """
         ends = at.ends[:, :, None]
         replayed = np.repeat(ends, len(scenarios), axis=2)

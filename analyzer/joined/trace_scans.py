@@ -99,8 +99,6 @@ def describe_ranks(
     """Describes the stretches of ranks along their timelines, on the engine of the trace.
 
     Args:
-        trace: The trace.
-        scans: Rank -> its scan.
         stretches: Rank -> its stretches, ascending.
 
     Yields:

@@ -218,7 +218,6 @@ def collective_samples(
 
     Args:
         trace: The source of the groups' backends.
-        scans: Rank -> its scan.
         joined: All messages.
         chosen: Which collectives are in the analyzed window.
     """
@@ -252,7 +251,6 @@ def link_samples(
 
     Args:
         trace: The source of the groups' backends.
-        scans: Rank -> its scan.
         joined: All messages.
         chosen: Which messages are in the analyzed window.
     """

@@ -64,11 +64,7 @@ class _End(NamedTuple):
 
 
 def connection_rows(trace: Trace) -> tuple[ConnectionRow, ...]:
-    """The connections between ranks of different hosts, the slowest first.
-
-    Args:
-        trace: The trace.
-    """
+    """The connections between ranks of different hosts, the slowest first."""
     ends: dict[str, dict[str, list[_End]]] = {}
     with_counters = [rank for rank in trace.ranks if trace.has_counters(rank)]
     for rank, found in zip(

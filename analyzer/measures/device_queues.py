@@ -325,7 +325,6 @@ def stream_gaps(start: IntArray, end: IntArray, launched: IntArray) -> Gaps:
 
     Args:
         start: Start of each work on the stream, ns.
-        end: End of each.
         launched: Start of the call that launched each.
     """
     order = np.lexsort((end, start))
@@ -361,7 +360,6 @@ def queue_lengths(
     Args:
         launched: When each work of a rank was launched, ns.
         start: When each began.
-        stream: The stream of each.
 
     Yields:
         Each stream, ascending, with times and lengths. Launches count before begins of that time.

@@ -175,7 +175,6 @@ def dimension_times(
 
     Args:
         trace: Has the descriptions of groups.
-        scans: Rank -> its scan.
         joined: All messages.
         steps: The steady ones count; without steps, the whole trace.
     """
@@ -275,7 +274,6 @@ def _measure(rank: _Rank, of: BoolArray) -> DimensionTimes:
     """Measures the messages of a rank that belong to one dimension.
 
     Args:
-        rank: The rank.
         of: Which of its messages these are.
     """
     messages, chosen = rank.scan.messages, of & rank.chosen

@@ -487,7 +487,6 @@ def ideal_job(trace: Trace, steps: IntArray) -> IdealJob | None:
     """Compares a job with the ideal job; notes in the trace why that is not possible.
 
     Args:
-        trace: The trace.
         steps: Numbers of the steps to look at.
 
     Returns:

@@ -132,7 +132,6 @@ def idle_row(rank: int, total: Mapping[str, float], waited_for: WaitedFor) -> Id
     """One rank's idle time by cause.
 
     Args:
-        rank: The rank.
         total: Its measures from the first start to the last end of its device work, see
             `ddltrace.analyzer.measures.breakdown.FIELDS`.
         waited_for: The ranks for which it waits in that time.
@@ -160,7 +159,6 @@ def find_waited_for(scan: RankScan, releases: Releases, waiting: Spans) -> Waite
     """The ranks for which a rank waits inside of messages.
 
     Args:
-        scan: The rank.
         releases: When its messages were released, and by whom.
         waiting: When it does nothing but wait inside of messages.
     """

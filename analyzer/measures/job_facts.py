@@ -106,7 +106,6 @@ def job_facts(
 
     Args:
         trace: The source of the tensors' types.
-        scans: Rank -> its scan.
         joined: All messages.
         steady: Numbers of the steady steps.
         update_names: Names on the critical path that are the optimizer's.

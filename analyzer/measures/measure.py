@@ -288,7 +288,6 @@ def measured(measure: Measure[Any, ValueT], *, shown: bool = True) -> ValueT:
     """The field of a measure in `ddltrace.analyzer.model.Analysis`.
 
     Args:
-        measure: The measure.
         shown: Whether it is part of ``analyze --json``.
     """
     made = field(metadata={"measure": measure}, repr=shown, compare=shown)

@@ -85,7 +85,6 @@ def pipelines(
     """The pipelines of a job, by their first rank.
 
     Args:
-        scans: Rank -> its scan.
         joined: All messages.
         graph: Has the times in which ranks are blocked.
         steady: Numbers of the steady steps, over which means are taken.
@@ -169,7 +168,6 @@ def _stage(
     """One stage, means per steady step.
 
     Args:
-        scan: Its rank.
         joined: All messages.
         blocked: How long ranks wait for, and are in transfer of, each message.
         steady: Numbers of the steady steps.

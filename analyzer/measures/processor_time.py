@@ -66,7 +66,6 @@ def host_uses(trace: Trace, steady: IntArray) -> list[HostUse]:
     """Returns the use of each host whose processors and their use were recorded.
 
     Args:
-        trace: The trace.
         steady: Numbers of the steady steps, ascending.
     """
     # Between two processes of a rank no counters are read.

@@ -280,7 +280,6 @@ def _rank_row(
     """A rank's row.
 
     Args:
-        rank: The rank.
         columns: Its measures in each step.
         window: From the first start to the last end of its device work.
         total: Its measures over the whole trace, or over the selected steps.
@@ -335,9 +334,7 @@ def _window(rank: _Rank, start: IntArray, end: IntArray) -> Spans:
     Steps that were left unrecorded to measure the overhead do not count.
 
     Args:
-        rank: The rank.
         start: Starts of its steps.
-        end: Their ends.
     """
     work = rank.scan.activity.work
     if rank.selected:
@@ -503,7 +500,6 @@ def _merged_row(
     """One rank's row.
 
     Args:
-        rank: The rank.
         step_us: Median and 95th percentile of its steady steps.
         sums: Its times, counts and times of copies, in the order of `_RankMerger`.
     """

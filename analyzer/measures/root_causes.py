@@ -178,7 +178,6 @@ class RootCauseFinder:
     """Attributes the waiting of a run to its root causes.
 
     Args:
-        scans: Rank -> its scan.
         joined: All messages.
         graph: The dependency graph.
         steps: All steps; the steady ones count, or all of the trace where there are none.

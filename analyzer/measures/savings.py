@@ -93,10 +93,8 @@ class SavingsFinder:
     """Replays the steady steps of a run.
 
     Args:
-        scans: Rank -> its scan.
         joined: All messages.
         graph: The dependency graph.
-        steps: All steps.
         work: Rank -> its own work by activity.
         hosts: The use of each host's processors, where it is known.
         dependencies_known: Whether all time that nothing explains is known to be waiting.

@@ -158,7 +158,6 @@ def slow_steps(steps: Steps, sums_of: Callable[[int], PathSums]) -> SlowSteps:
     """Finds the slow steps among the steady steps, slowest first.
 
     Args:
-        steps: All steps.
         sums_of: Gives the sums of the critical path of a step.
     """
     number = steps.number[steps.steady]

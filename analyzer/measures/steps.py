@@ -65,7 +65,6 @@ def find_steps(scans: Mapping[int, RankScan], joined: Joined, wanted: range | No
     """Collects the completed steps of all ranks.
 
     Args:
-        scans: Rank -> its scan.
         joined: All messages.
         wanted: Only these; they all count as steady.
     """

@@ -161,7 +161,6 @@ def tensor_times(
 
     Args:
         trace: Names the tensors.
-        scans: Rank -> its scan.
         steady: Numbers of the steps that count.
         most_periods: The run is divided into at most this many periods of equally many steps.
     """
@@ -263,7 +262,6 @@ class _Gradients:
     before it was added up (by a hook of the tensor's); then it is the last reduction.
 
     Args:
-        scan: The rank.
         table: Its tensors.
         numbers: Its steps that count.
 

@@ -34,11 +34,7 @@ class Raised:
 
 
 class AlertRules:
-    """Compares readings with limits; an alert is raised once, until its limit is kept again.
-
-    Args:
-        limits: The limits.
-    """
+    """Compares readings with limits; an alert is raised once, until its limit is kept again."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
         self._limits = limits
@@ -85,7 +81,6 @@ def tell(
     """Passes an alert on: to the log, a command and a webhook.
 
     Args:
-        alert: The alert.
         say: Prints a line.
         command: Run by the shell, with the line in ``DDLTRACE_ALERT``.
         webhook: Gets a POST request with `rule`, `text`, `step` and `value` as JSON.

@@ -83,7 +83,6 @@ def read(live: LiveTrace, former: Readings, peak_tflops: float | None = None) ->
     """Reads what the ranks have written since the last call, and analyzes the last seconds.
 
     Args:
-        live: The trace.
         former: The result of the last call: without a new step, the job has no quantities.
         peak_tflops: See `Trace`.
 

@@ -190,7 +190,6 @@ def _series_table(trace: Trace, kind: str, columns: dict[str, pa.DataType]) -> p
     """All series of a kind; none for other formats.
 
     Args:
-        trace: The trace.
         kind: Attribute of `HtaRank`.
         columns: Name and type of the columns of its keys and values.
     """

@@ -64,7 +64,6 @@ def run_query(
     nothing else (no files, no network, no variables of this process) and write nothing.
 
     Args:
-        trace: The trace.
         sql: A SELECT in DuckDB's dialect, or the EXPLAIN of one.
         limits: What the statement may use.
         analyzed: Gives the analysis of the trace where that is at hand; otherwise it is made.

@@ -166,7 +166,6 @@ def _bars_of_ranks(
     """A stacked bar for each rank.
 
     Args:
-        ranks: The ranks.
         parts: Name, role and values (us, one for each rank) of the parts of the bars.
     """
     upright = len(ranks) > _UPRIGHT_RANKS

@@ -30,7 +30,6 @@ def log_analysis(tracker: str, name: str, analysis: Analysis, html: Path) -> str
     Args:
         tracker: A key of `TRACKERS`, whose package is installed.
         name: Name of the trace; the run is called after it.
-        analysis: The analysis.
         html: The HTML report.
 
     Returns:

@@ -350,7 +350,6 @@ class Trace(RecordedRun):
         For a first impression of a long trace: neither checksums nor damage are looked at.
 
         Args:
-            rank: The rank.
             batches: How many batches to read of each process.
             rows: How many events to take from the beginning of each batch.
 

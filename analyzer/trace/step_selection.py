@@ -154,7 +154,6 @@ def select_in_store(trace: InStore, steps: range) -> StepSelection | None:
     """Selects steps of a trace in a store, so that the other steps are not read.
 
     Args:
-        trace: The trace.
         steps: The steps that were asked for.
 
     Returns:
@@ -192,7 +191,6 @@ def select_steps(trace: Countable, most_bytes: int | None = None) -> StepSelecti
     """Returns the last steps of a long trace, as many as fit in the memory.
 
     Args:
-        trace: The trace.
         most_bytes: Memory that what is kept of them may take, about; by default `MOST_BYTES`.
 
     Returns:

@@ -28,7 +28,6 @@ def with_window(trace: TraceT, window: str) -> TraceT:
     """Returns the trace with other steps.
 
     Args:
-        trace: The trace.
         window: ``A:B``, microseconds from the trace's first event; or the name of annotations
             (markers, phases or other host intervals): the n-th on a rank is its step n.
 

@@ -163,7 +163,6 @@ def fit(
     """The overhead and bandwidth that the messages of a trace had; None if it has none with sizes.
 
     Args:
-        program: The program.
         replayed: Its replay with recorded transfers.
         hosts: As in `Network`.
         machines: As in `Network`.

@@ -91,7 +91,6 @@ def _message_rows(
     """The messages of each rank.
 
     Args:
-        program: The program.
         replayed: Its replay.
         names: Id of a tensor -> its name.
         begin: When the first rank begins, ns.

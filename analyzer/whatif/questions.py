@@ -241,9 +241,6 @@ class _Case:
 class WhatIf:
     """Answers questions about a trace.
 
-    Args:
-        joined: Its steps.
-
     Attributes:
         program: What is replayed.
         baseline_us: Time per step in the trace.
@@ -553,7 +550,6 @@ class WhatIf:
         """Adds what steps and runs differ by.
 
         Args:
-            question: The question.
             case: What was replayed.
             replayed: The replay of the first of the times.
             times: The answer, and what it may be by the costs.
@@ -694,7 +690,6 @@ class WhatIf:
         more ranks grows as it does over draws; what all ranks of a step have in common stays.
 
         Args:
-            program: The program.
             work: Own work before each item of each rank.
             ranks: How many ranks there are to be.
             crowding: By which factor they work longer, see `_crowding`.
@@ -776,7 +771,6 @@ def recorded_us(trace: Trace, cycle: int) -> float:
     """The time per step that a trace shows.
 
     Args:
-        trace: The trace.
         cycle: Steps after which what the job does repeats.
 
     Raises:

@@ -178,7 +178,6 @@ class Replay:
     """One replay of a program.
 
     Args:
-        program: The program.
         work: Own work before each item, one array per rank; by default as recorded.
         links: What exchanges cost on links; None to take their recorded transfers.
         keeps_items: Whether to keep when each rank did what.

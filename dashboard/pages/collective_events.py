@@ -103,7 +103,6 @@ def select(
     Args:
         analyzed: The analysis of the trace.
         origin_ns: The trace's first event.
-        wanted: The filter.
         sort: ``op``, ``group``, ``step``, ``size``, ``ranks``, ``skew``, ``last``, ``late``,
             ``wait`` or ``transfer``: texts alphabetically, numbers largest first, unknown ones
             last. By first arrival for any other text.

@@ -98,7 +98,6 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
     """Looks up one event.
 
     Args:
-        opened: The trace.
         rank: The event's rank.
         event: Its row in the rank's events.
 
@@ -282,7 +281,6 @@ def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, others:
     """A rank's part.
 
     Args:
-        rank: The rank.
         row: Its event.
         origin: The trace's first instant.
         last: The arrival of the last member; None if unknown.

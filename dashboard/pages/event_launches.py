@@ -56,7 +56,6 @@ def launch_of(opened: OpenTrace, rank: int, event: int, row: dict[str, Any]) -> 
     """The launch that an event belongs to, as the call or as what was launched.
 
     Args:
-        opened: The trace.
         rank: The event's rank.
         event: Its row among the rank's events.
         row: Its columns.

@@ -87,7 +87,6 @@ def strategies_card(
     """The table of all strategies.
 
     Args:
-        results: The results.
         experiment: The experiment that they are of.
         workspace: Knows the traces that the rows link to.
         address: Shows all columns if its key ``columns`` is ``all``.

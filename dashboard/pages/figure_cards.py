@@ -24,7 +24,6 @@ def figure_cards(
     """The cards of those figures for which the trace has data.
 
     Args:
-        opened: The trace.
         address: The address of the page, which holds the state of its figures.
         figures: Name -> the function that makes the figure; None without data.
         cards: Name, title and explanation of each figure.

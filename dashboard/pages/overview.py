@@ -66,7 +66,6 @@ def overview_page(opened: OpenTrace, address: Address | None = None) -> Componen
     """The page for one trace.
 
     Args:
-        opened: The trace.
         address: The page's address; findings link from it to the form of the experiments page.
 
     Raises:

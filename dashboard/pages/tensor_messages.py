@@ -47,9 +47,7 @@ def messages_of(opened: OpenTrace, tensor: str, step: int) -> list[TensorMessage
     """The messages of a step that carried a tensor, by start.
 
     Args:
-        opened: The trace.
         tensor: The parameter's name.
-        step: The step.
 
     Returns:
         One entry per message and rank.

@@ -147,7 +147,6 @@ def range_panel(
     """The panel for a measured range: how busy each rank is in it, and what ran.
 
     Args:
-        opened: The trace.
         start_ns: Where the range begins, since the trace's first event.
         end_ns: Where it ends.
         ranks: Ranks of the rows that are shown; empty for all.

@@ -145,7 +145,6 @@ def answers_of(
     """The answers to what the fields ask.
 
     Args:
-        opened: The trace.
         texts: Name of a field -> its text.
         every: Whether to ask about every strategy.
         theme: Of the figure.

@@ -144,9 +144,6 @@ class ArrayReader:
 class Cache:
     """The files of the current content of a trace, each of one kind.
 
-    Args:
-        trace: The trace.
-
     Raises:
         OSError: The trace's files cannot be read, or the user's cache cannot be written.
     """

@@ -21,7 +21,6 @@ class GrowingTimeline:
     Built by a thread of its own, from the first call of any method on.
 
     Args:
-        trace: The trace.
         stored: Gives its stored files; they are None where the trace is not stored.
     """
 

@@ -281,7 +281,6 @@ class Stored:
 
         Args:
             name: Name of the part.
-            ranks: Its ranks.
 
         Raises:
             OSError: It cannot be written.

@@ -24,9 +24,6 @@ _NOT_SHOWN: Final = frozenset(
 def counter_tracks(trace: Trace) -> list[dict[str, Any]]:
     """The data of all counter tracks, by rank.
 
-    Args:
-        trace: The trace.
-
     Returns:
         For each track: ``rank``, ``label``, ``most`` (the top of its chart, as text), and for each
         sample ``time`` (ns since the trace's first event), ``level`` (0..1 of the top) and

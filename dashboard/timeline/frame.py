@@ -64,7 +64,6 @@ def encode_frame(
     """Reduces rows to a window and encodes the result.
 
     Args:
-        window: The window.
         layers: Rows with their numbers: first all of them, then, during a search, the same rows
             with the matching intervals only.
         row_done: Called after each row, which is not used again.

@@ -15,7 +15,6 @@ def timeline_link(
     Args:
         trace: Number of the trace in this dashboard.
         start_ns: Start of the interval, from the trace's first event.
-        end_ns: Its end.
         query: What the search box contains.
         pinned: A rank that is pinned to the top.
     """

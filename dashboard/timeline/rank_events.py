@@ -79,7 +79,6 @@ def gather(tables: Iterable[pa.Table], rank: int) -> RankEvents:
 
     Args:
         tables: Windows of schema `EVENTS` in the order of recording.
-        rank: The rank.
     """
     gathering = _Gathering()
     for table in tables:

@@ -44,7 +44,6 @@ def rank_groups(timeline: Timeline, hosts: Mapping[int, str]) -> list[RankGroup]
     """Groups the ranks of a timeline; none if they are few.
 
     Args:
-        timeline: The timeline.
         hosts: Rank -> name of its host.
     """
     if len(hosts) < FEWEST_RANKS:

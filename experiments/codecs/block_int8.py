@@ -80,7 +80,6 @@ class BlockCodec(ChunkedCodec):
         """Takes the parameters.
 
         Args:
-            description: The description of the codec.
             block: Elements that share one scale.
             largest: The largest code.
             codes: Type of the codes, one byte: whole numbers or floats. Conversion to it rounds

@@ -359,7 +359,6 @@ def check_elements(known: int, flat: torch.Tensor, key: Hashable) -> None:
 
     Args:
         known: Number of elements of the state.
-        flat: The tensor.
         key: Key of the state.
 
     Raises:

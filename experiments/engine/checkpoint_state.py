@@ -45,7 +45,6 @@ def save_with(optimizer: Optimizer, state: Callable[[], dict[str, Any] | None]) 
     """Adds a state to every checkpoint of an optimizer.
 
     Args:
-        optimizer: The optimizer.
         state: Returns the state, or None for none.
     """
 

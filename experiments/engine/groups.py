@@ -18,7 +18,6 @@ def new_group_like(
     """A further group of the same ranks; only these ranks call this, all in the same order.
 
     Args:
-        group: The group.
         purpose: What the new group is for; the trace shows its messages on a lane of this name.
         backend: Backend of the new group; by default that of `group`.
     """

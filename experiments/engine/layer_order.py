@@ -33,7 +33,6 @@ class LayerOrder:
         """Watches the model's forward passes.
 
         Args:
-            model: The model.
             parameters: Its trainable parameters.
             before_layer: Called with the indices of the parameters that a layer needs.
         """

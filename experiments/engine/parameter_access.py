@@ -67,7 +67,6 @@ def wait_when_read(parameter: nn.Parameter, settle: Callable[[], None]) -> None:
     """Registers a function to call before the job next reads or sets a parameter's gradient.
 
     Args:
-        parameter: The parameter.
         settle: Waits for the gradient and sets it.
     """
     if not _installed:
@@ -86,7 +85,6 @@ def update_when_used(parameter: nn.Parameter, update: Callable[[], None]) -> Non
     """Registers a function to call before a parameter's values are next read or written.
 
     Args:
-        parameter: The parameter.
         update: Updates it and calls `updated`; in the thread that uses the parameter.
     """
     _updates[id(parameter)] = update

@@ -26,7 +26,6 @@ class Payloads:
         """The elements that a message carries, flat and contiguous.
 
         Args:
-            message: The message.
             gradients: Gradients by their index.
 
         Returns:

@@ -90,9 +90,6 @@ class StepPolicy(ABC):
     def gradient_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
         """Called where backward has ended without a gradient of a parameter, before all are sent.
 
-        Args:
-            parameter: The parameter.
-
         Returns:
             What earlier backward passes have left of it for this one; None if nothing.
         """

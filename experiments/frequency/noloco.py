@@ -67,7 +67,6 @@ class NoLoCo(Periodic):
 
         Args:
             outer_step: Number of the outer step, from 0.
-            rank: The rank.
             ranks: Number of ranks.
         """
         order = list(range(ranks))

@@ -26,7 +26,6 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
     """``ddltrace run`` with the job behind it.
 
     Args:
-        planned: The run.
         settings: The settings of the experiment.
         directory: Directory for the trace and the outcome.
     """
@@ -102,7 +101,6 @@ def check_own_command(command: Sequence[str], cluster: Mapping[str, Any]) -> Non
     """Checks that a user's command can be run.
 
     Args:
-        command: The command.
         cluster: The options of the emulated network, by name.
 
     Raises:

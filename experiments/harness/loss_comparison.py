@@ -45,7 +45,6 @@ def compare_losses(row: Row, reference: Row) -> LossDifference | None:
     """The loss of a row against that of a reference row.
 
     Args:
-        row: The row.
         reference: The row whose loss it should reach.
 
     Returns:

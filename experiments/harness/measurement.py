@@ -145,7 +145,6 @@ def _own_steps(
     """Means over ranks that are not at the same step.
 
     Args:
-        trace: The trace.
         ranks: The workers.
         window: The steady steps; None for all but the first.
 

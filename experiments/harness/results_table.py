@@ -138,7 +138,6 @@ def describe(protocol: Protocol, *, layers: bool) -> list[str]:
     """A protocol's profile in a few lines.
 
     Args:
-        protocol: The protocol.
         layers: Whether layers are paced, too.
     """
     if not protocol.is_paced:
@@ -293,7 +292,6 @@ def speedup_text(row: Row, reference: Row | None, found: Speedup | None) -> str:
     """A speed-up as the tables show it.
 
     Args:
-        row: The row.
         reference: The row that it is measured against.
         found: The speed-up; None if it is not known.
     """

@@ -183,7 +183,6 @@ def _age(mark: Mark, workers: Sequence[int]) -> int | None:
     A worker that has finished or died sends no further updates, so none of them is missing.
 
     Args:
-        mark: The mark.
         workers: Global ranks of the workers, in the order of `held`.
 
     Returns:

@@ -57,7 +57,6 @@ def describe_gradient(
     Args:
         index: Index of the parameter among those of the model.
         name: Qualified name of the parameter.
-        parameter: The parameter.
         use: Position of its first use in a forward pass; None if unknown.
     """
     return Gradient(

@@ -120,7 +120,6 @@ def is_hidden_matrix(parameter: torch.nn.Parameter, outer: frozenset[int]) -> bo
     """Whether updates of a parameter are orthogonalized.
 
     Args:
-        parameter: The parameter.
         outer: Those that are not, from `outer_weights`.
     """
     return parameter.dim() > 1 and parameter.numel() > 0 and id(parameter) not in outer

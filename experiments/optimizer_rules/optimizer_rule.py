@@ -129,7 +129,6 @@ def split(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tens
     """The tensors of which `joined` made a vector.
 
     Args:
-        vector: The vector.
         like: Tensors with their shapes and types, in order.
     """
     parts = torch.split(vector, [tensor.numel() for tensor in like]) if like else ()

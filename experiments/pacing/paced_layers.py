@@ -26,7 +26,6 @@ class PacedLayers:
         """Replaces the layers' forward functions.
 
         Args:
-            model: The model.
             profile: The times; those of another number of layers are resampled.
         """
         layers = [

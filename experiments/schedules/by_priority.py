@@ -23,7 +23,6 @@ class ByPriority(Untimed):
         """Takes a plan whose messages are numbered by urgency, most urgent first.
 
         Args:
-            plan: The messages.
             credit_bytes: Bytes that may be in flight together; one message always may.
         """
         self._messages = plan.messages

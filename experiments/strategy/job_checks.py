@@ -20,7 +20,6 @@ def refused_ranks(strategy: Strategy, ranks: int, examples: int | None = None) -
     """Why a strategy cannot run on so many ranks; None if it can.
 
     Args:
-        strategy: The strategy.
         ranks: Ranks of the job.
         examples: Examples of all ranks in one step; None if they are not known.
     """
@@ -56,7 +55,6 @@ def refused_optimizer(strategy: Strategy, kinds: Collection[str]) -> str | None:
     """Why a strategy cannot run with an optimizer; None if it can.
 
     Args:
-        strategy: The strategy.
         kinds: Names of the optimizer's class and of its base classes, the own one first.
     """
     for part, what in (

@@ -29,9 +29,7 @@ def check_servers(
     promises; no update is lost or applied twice.
 
     Args:
-        rule: The rule.
         workers: Global ranks of the workers, in the order of `held`.
-        servers: The marks of each server.
         steps: The marks of each worker.
 
     Returns:
@@ -150,7 +148,6 @@ def check_gossip(rule: Gossip, ranks: Marks) -> list[str]:
     """Checks D-PSGD: every rank averages in each step, once, and with its neighbours of that step.
 
     Args:
-        rule: The rule.
         ranks: The marks of each rank; ranks are 0, 1, ...
     """
     found = []
@@ -168,11 +165,7 @@ def check_gossip(rule: Gossip, ranks: Marks) -> list[str]:
 
 
 def check_pairs(ranks: Marks) -> list[str]:
-    """Checks AD-PSGD: each mean of two ranks is one on both of them, exactly once.
-
-    Args:
-        ranks: The marks of each rank.
-    """
+    """Checks AD-PSGD: each mean of two ranks is one on both of them, exactly once."""
     pairs: Counter[tuple[int, int, int, int]] = Counter()
     for marks in ranks.values():
         for mark in marks:
@@ -189,12 +182,7 @@ def check_pairs(ranks: Marks) -> list[str]:
 
 
 def check_groups(rule: Grouped, ranks: Marks) -> list[str]:
-    """Checks grouped synchronization: which ranks averaged after which steps.
-
-    Args:
-        rule: The rule.
-        ranks: The marks of each rank.
-    """
+    """Checks grouped synchronization: which ranks averaged after which steps."""
     found = []
     lengths = set()
     for rank, marks in ranks.items():

@@ -100,7 +100,6 @@ class ServerState:
         """A worker's update has come.
 
         Args:
-            worker: The worker.
             clock: The step that it belongs to.
             seconds: Time that the worker computed for the step.
         """

@@ -77,7 +77,6 @@ def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
     """Lets all members change what they record with the same step.
 
     Args:
-        order: The order.
         members: The ranks that can be reached.
 
     Returns:
@@ -180,7 +179,6 @@ def ask_all(
     """Asks all members at once.
 
     Args:
-        members: The members.
         request: The request, or one for each rank.
         reasons: Receives why a rank did not answer.
 

@@ -126,10 +126,6 @@ class RecordingSwitch:
     def plan_level(self, step: int, level: str) -> bool:
         """Plans another level for all steps from one on that are or will be recorded.
 
-        Args:
-            step: The step.
-            level: The level.
-
         Returns:
             As of `plan`.
         """

@@ -81,7 +81,6 @@ class Triggers:
 
         Args:
             number: Its index.
-            duration_ns: Its duration.
         """
         if not self._off.is_set() and number >= self._off_from:
             self._off.set()

@@ -74,7 +74,6 @@ def read_published(store: Store, key: str, pause: Callable[[float], bool]) -> An
 
     Args:
         store: A client of the store, used by no other thread.
-        key: The key.
         pause: Waits for so many seconds; true if this rank is about to end.
     """
     deadline = time.monotonic() + PUBLISH_TIMEOUT_S

@@ -26,7 +26,6 @@ def ask(path: str, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
 
     Args:
         path: The socket on which it listens.
-        request: The request.
         timeout_s: Longest time until the answer.
 
     Returns:

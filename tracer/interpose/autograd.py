@@ -230,7 +230,6 @@ def watch_again(context: PatchContext, tensor: int, parameter: torch.Tensor) -> 
     Args:
         context: The parts of the recording rank.
         tensor: The parameter's id.
-        parameter: The parameter.
     """
     kept: Any = parameter
     hooks = getattr(kept, "_post_accumulate_grad_hooks", None)

@@ -63,7 +63,6 @@ class CudaGraphs:
         """Patches ``torch.cuda.CUDAGraph``.
 
         Args:
-            graph_class: The class.
             patches: Replaces what runs in every step.
         """
         for name, then in (
@@ -83,7 +82,6 @@ class CudaGraphs:
 
         Args:
             like: The message, which the recorder does not know.
-            group: Its group.
         """
         site = self._recorder.site(
             "marker",

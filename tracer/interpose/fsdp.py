@@ -85,7 +85,6 @@ def note_sharded(context: PatchContext, module: Any) -> None:
 
     Args:
         context: The parts of the recording rank.
-        module: The module.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not isinstance(module, fsdp.FSDPModule):

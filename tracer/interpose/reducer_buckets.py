@@ -149,7 +149,6 @@ class DdpBuckets:
 
         Args:
             group: The group of an all-reduce that was launched below autograd's engine.
-            tensor: Its tensor.
 
         Returns:
             None if the message is not a bucket of a known model.
@@ -186,7 +185,6 @@ class DdpBuckets:
         Args:
             known: Records known messages.
             message: The bucket's message, which this thread is launching.
-            group: Its group.
         """
         for model in self._models:
             number = model.lasting(message.tensors)

@@ -461,8 +461,6 @@ class Recorder:
         """Ends a message; only the first call for a message counts.
 
         Args:
-            message: The message.
-            end_ns: Its end.
             clock: What that was read from, one of `CLOCKS`.
             status: Its new status.
         """

@@ -50,9 +50,6 @@ class RemotePath:
     What was listed or read is remembered: a new `RemotePath` of the same URL sees changes. Copies
     by pickle share the listings of a process, because each task of an engine has a copy.
 
-    Args:
-        url: Its URL.
-
     Raises:
         UsageError: The URL holds credentials or unknown parameters.
     """

@@ -79,7 +79,6 @@ class Upload:
     """The upload of a directory. One thread may use it at a time.
 
     Args:
-        directory: The directory.
         url: Where its files go.
         is_last: Whether a file, by its path in the directory, makes the upload complete. These are
             sent when all others are there, those in subdirectories first.

@@ -29,7 +29,6 @@ class DeviceMarks:
     """Records when one device executed the work that the host launched; see `DeviceTimer`.
 
     Args:
-        library: The native library.
         functions: The runtime's functions, from `CudaRuntime.functions`.
         recorder: Receives resolved intervals, as events of a stream's lane.
         clock: Relates events to the host's clock; its events are `CudaEvent`.

@@ -104,7 +104,6 @@ class StreamMessages:
         Args:
             stream: Names the library's stream.
             work: Its handle.
-            messages: Its messages.
             mark: Position in the job's stream right behind the launch.
             memory_lasts: Whether the job itself keeps the memory that it writes to.
         """

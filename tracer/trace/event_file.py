@@ -54,7 +54,6 @@ def write_batches(
     Args:
         path: The file to write. It has the permissions of the stream that it replaces.
         schema: The schema of the batches, whose dictionaries only grow.
-        batches: The batches.
         metadata: Gives the custom metadata of each written batch.
 
     Returns:

@@ -134,7 +134,6 @@ def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
 
     Args:
         directory: Directory of the whole trace, which other launchers may create concurrently.
-        part: The part.
         force: Whether to delete an existing part of that name.
 
     Returns:

@@ -89,7 +89,6 @@ class Describer:
         """Describes kernels.
 
         Args:
-            rows: Their rows.
             launched: For each the row of the call that launched it, or -1.
         """
         calls = np.array(launched, dtype=np.int64)

@@ -118,7 +118,6 @@ def optimizer_steps(
 
     Args:
         start: Starts of the calls, sorted, in nanoseconds.
-        end: Their ends.
         name: Code of each call's name.
         work: Sorted times at which forward and backward work begins.
         first: When the recording begins.

@@ -92,7 +92,6 @@ class MpiGroup(MessagingGroup):
         """Initializes MPI if this is the first group, and makes a communicator. Collective.
 
         Args:
-            transport: The transport.
             store: Store of the group.
             rank: This rank.
             size: Number of ranks, which is that of the whole job.

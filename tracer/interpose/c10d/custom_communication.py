@@ -195,7 +195,6 @@ class _Calls:
     Args:
         context: The parts of the recording rank.
         observer: Records messages.
-        library: The library.
     """
 
     def __init__(self, context: PatchContext, observer: Observer, library: Library) -> None:

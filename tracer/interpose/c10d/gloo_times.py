@@ -90,7 +90,6 @@ class GlooTimes:
 
         Args:
             slot: Slot of the launch.
-            message: The message.
             waited_once: Whether only a wait of the handle's holder completes the message.
 
         Returns:
@@ -106,7 +105,6 @@ class GlooTimes:
 
         Args:
             slot: Slot of the launch.
-            message: The message.
             waited_once: See `follow`.
         """
         message.slot = slot

@@ -67,7 +67,6 @@ class Group:
         nothing.
 
         Args:
-            library: The native library.
             counter: Place of the counter.
         """
         library.collectives[counter] += self.collectives
@@ -88,7 +87,6 @@ class Group:
         Args:
             op: Whether it is a send or a receive.
             peer: Global rank of the other side, if it is known.
-            tag: Its tag.
         """
         if self.own is None or peer is None:
             return None

@@ -189,7 +189,6 @@ class KnownMessages:
 
         Args:
             message: The message as recorded in Python.
-            group: Its group.
 
         Returns:
             The argument of `activate`; None if the message cannot be registered.
@@ -226,7 +225,6 @@ class KnownMessages:
             place: Its place in the ring.
             enqueue_ns: When it was launched.
             like: Values that it shares with similar launches.
-            group: Its group.
             seq: Its number in the group.
             peer: Rank in the group of the root, or of the other side.
             waited_once: Whether only a wait of the handle's holder completes it; the caller then
@@ -259,7 +257,6 @@ class KnownMessages:
         """Records that the holder of a message's handle has waited for it.
 
         Args:
-            message: The message.
             end_ns: When the wait ended.
             failed: Whether it raised.
         """

@@ -76,7 +76,6 @@ class Descriptions:
         Args:
             operator: The operation.
             args: Its arguments.
-            group: Its group.
             start: When it was called.
             seam: Where it was seen, one of `SEAMS`.
             by_engine: See `is_reducers`.
@@ -100,7 +99,6 @@ class Descriptions:
         Args:
             operator: The operation.
             args: Its arguments.
-            group: Its group.
         """
         tensors, size, _ = measure(args[0])
         by_engine = self.is_reducers(operator, sys._getframe())
@@ -112,7 +110,6 @@ class Descriptions:
         Args:
             operator: The operation.
             args: Its arguments.
-            group: Its group.
             start: When it was called.
         """
         if self._below.outer is not None:
@@ -162,8 +159,6 @@ class Descriptions:
         Args:
             operator: The operation of the group.
             args: Arguments of the operation.
-            group: The group.
-            caller: Frame of the caller.
 
         Returns:
             Name and parameters of the bucket; None if the message is not a bucket.

@@ -230,7 +230,6 @@ class Observer:
         Args:
             operator: The called operator.
             work: The returned handle.
-            message: The message.
         """
         if not operator.waited_once:
             self._reapers.follow(work, message, poll=False)
@@ -259,7 +258,6 @@ class Observer:
         """Ends a message that a library has launched by itself, after its call.
 
         Args:
-            message: The message.
             tensor: A tensor of the message, which tells its device.
             mark: The result of `mark_before`.
             is_unseen: Whether its stream continues before the message has ended.
@@ -283,7 +281,6 @@ class Observer:
 
         Args:
             operator: The operation of the group.
-            message: The message.
             work: Its handle.
             on_host: Whether a wait for the handle blocks until the message is complete.
         """

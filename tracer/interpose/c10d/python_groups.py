@@ -123,7 +123,6 @@ def _as_operator(
     """Arranges the arguments of a method in the order of the corresponding operator.
 
     Args:
-        operator: The operator.
         method: The job's function.
         args: Its arguments, from the group on.
         kwargs: Keyword arguments.
@@ -191,7 +190,6 @@ class _Calls:
         """Called before the method.
 
         Args:
-            process_group: Its process group.
             method: The job's function.
             operator: The operator of the same operation.
             args: Its arguments.

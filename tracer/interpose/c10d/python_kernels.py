@@ -19,7 +19,6 @@ class PythonKernels:
 
     Args:
         context: The parts of the recording rank.
-        namespace: The namespace.
     """
 
     def __init__(self, context: PatchContext, namespace: str) -> None:

@@ -125,7 +125,6 @@ class Launches(Protocol):
         Args:
             first: The first argument of the function.
             args: The others.
-            group: The group.
             result: The result of the function.
             known: The values of `NativeLibrary.offered` after the launch.
         """
@@ -176,11 +175,8 @@ class Offering:
 
         Args:
             operator: The called operator.
-            tensors: Its tensors.
-            group: The group.
             known: The values of `NativeLibrary.offered` after the launch.
             peer: Rank in the group of the root, or of the other side.
-            tag: Its tag.
 
         Returns:
             The recorded message; None if it is only counted. The end of a `Message` is not

@@ -75,7 +75,6 @@ class Reapers:
 
         Args:
             work: The message's handle.
-            message: The message.
             poll: Whether to poll for the end, because a wait would have side effects.
         """
         group = self._groups.get(message.group)
