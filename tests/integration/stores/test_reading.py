@@ -321,4 +321,4 @@ def test_the_timeline_of_a_trace_in_a_store_is_kept_by_the_user(
     monkeypatch.setattr(stored_trace, "FEWEST_EVENTS", 1000)
     opened = Workspace([ddltrace.open(sample)]).get(0)
     assert opened.timeline.num_events == 6628
-    assert list(tmp_path.glob("ddltrace/traces/*/*.bin"))
+    assert list(tmp_path.glob("ddltrace/traces/*/*.arrow"))
