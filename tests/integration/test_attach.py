@@ -223,7 +223,7 @@ for rank in range([2, 1, 0][depth]):
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": sys.argv[2]}
     subprocess.Popen([sys.executable, "-c", sys.argv[3], str(depth + 1), *sys.argv[2:]],
                      env=environment)
-print(depth, os.getpid(), flush=True)
+os.write(1, f"{depth} {os.getpid()}\\n".encode())  # whole: all share a pipe
 sys.stdin.read()
 """
 """A launcher, whose pod has a rank, starts two ranks, and each of them a helper."""
