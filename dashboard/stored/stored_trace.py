@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,8 +41,10 @@ _MODULE: Final = "ddltrace.dashboard.stored.stored_trace"
 _FEWEST_IN_PART: Final = 1_000_000
 _MOST_PARTS: Final = 16
 _BYTES_PER_EVENT: Final = 150
-_BYTES_AT_ONCE: Final = 2 << 30
-"""Memory that all processes that build a timeline may need together, if there are several."""
+_BYTES_AT_ONCE: Final = 1 << 30
+"""Memory that all processes that build may need together, if there are several."""
+_alone: Final = threading.Lock()
+"""Held while a process builds that may need more than half of that."""
 
 _MAPPED_BYTES: Final = 300 << 20
 """Of files mapped into memory by this process; beyond that they are released."""
@@ -129,8 +131,9 @@ class Stored:
     def build_parts(
         self, numbers: Sequence[int], came: Callable[[int, list[Timeline]], None]
     ) -> None:
-        """Builds some parts of the timeline: in as many processes as there are cores, or by the
-        tasks of the trace's engine, if that executes them elsewhere.
+        """Builds some parts of the timeline: in as many processes as there are cores and as
+        `_BYTES_AT_ONCE` allows, or by the tasks of the trace's engine, if that executes them
+        elsewhere.
 
         Args:
             numbers: Numbers of the parts.
@@ -162,8 +165,7 @@ class Stored:
             else:
                 self.reading.add(int(line))
 
-        largest = max(_events_of(self._trace, self.parts[number]) for number in numbers)
-        fitting = max(1, _BYTES_AT_ONCE // (_BYTES_PER_EVENT * largest + 1))
+        fitting = max(1, _BYTES_AT_ONCE // (self._part_bytes + 1))
         workers = min(os.cpu_count() or 1, len(numbers), fitting)
         wanted = [
             f"{name}:{self.parts[number][0]}-{self.parts[number][-1]}"
@@ -172,6 +174,11 @@ class Stored:
         with ThreadPoolExecutor(workers) as pool:
             shares = [wanted[first::workers] for first in range(workers)]
             list(pool.map(lambda share: self._build(share, heard), shares))
+
+    @property
+    def _part_bytes(self) -> int:
+        """Memory that the largest part may need."""
+        return _BYTES_PER_EVENT * max(_events_of(self._trace, part) for part in self.parts)
 
     @property
     def has_analysis(self) -> bool:
@@ -255,15 +262,19 @@ class Stored:
         """
         command = [sys.executable, "-m", _MODULE, str(self._trace.path), *wanted]
         pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            errors="replace",
-            env={**_SPARING, **os.environ},
-        ) as process:
+        is_large = 2 * self._part_bytes > _BYTES_AT_ONCE
+        with (
+            _alone if is_large else nullcontext(),
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+                errors="replace",
+                env={**_SPARING, **os.environ},
+            ) as process,
+        ):
             assert process.stdout is not None
             try:
                 for line in process.stdout:
