@@ -263,17 +263,13 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
         if state.on_device:
             _time_on_device(context, on_device, parameter.device)
 
-    hooked = HookedParameter(weakref.ref(parameter), hook)
-    state.hooked.append(hooked)
+    hooked = state.hooked[tensor] = HookedParameter(hook)
     if not recorder.off:
-        _hook(context, hooked)
+        _hook(context, hooked, parameter)
 
 
-def _hook(context: PatchContext, hooked: HookedParameter) -> None:
-    """Registers the hook of a parameter that still exists."""
-    parameter = hooked.parameter()
-    if parameter is None:
-        return
+def _hook(context: PatchContext, hooked: HookedParameter, parameter: torch.Tensor) -> None:
+    """Registers the hook of a parameter."""
     register: Any = parameter.register_post_accumulate_grad_hook
     hooked.handle = handle = register(hooked.hook)
     # Before the job's hooks: one of them may send the gradient, whose parameter must be known then.
@@ -286,10 +282,12 @@ def _switch_hooks(context: PatchContext, on: bool) -> None:
     state, native = context.backward, context.registry.native
     if native is not None and not on:
         native.pause()
-    state.hooked = [hooked for hooked in state.hooked if hooked.parameter() is not None]
-    for hooked in state.hooked:
-        if on:
-            _hook(context, hooked)
+    for tensor, hooked in list(state.hooked.items()):
+        parameter = context.registry.parameter(tensor)
+        if parameter is None:
+            del state.hooked[tensor]
+        elif on:
+            _hook(context, hooked, parameter)
         elif hooked.handle is not None:
             hooked.handle.remove()
             hooked.handle = None

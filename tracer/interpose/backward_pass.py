@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType
 
 if TYPE_CHECKING:
     import torch
@@ -15,13 +14,13 @@ if TYPE_CHECKING:
 class HookedParameter:
     """A parameter whose gradient is recorded by a hook in Python.
 
+    It holds no reference to the parameter, not even a weak one: see `swaps.py`.
+
     Attributes:
-        parameter: The parameter.
         hook: What is called when its gradient is ready.
         handle: Removes the hook; None while it is not registered.
     """
 
-    parameter: ReferenceType[torch.Tensor]
     hook: Callable[[torch.Tensor], None]
     handle: Any = None
 
@@ -36,7 +35,7 @@ class BackwardPass:
         bucket_messages: Messages recorded by Python that DDP's reducer launched in this pass and
             waits for at its end.
         on_device: Whether the device's work for gradients is timed in this pass.
-        hooked: The parameters whose gradients are recorded in Python.
+        hooked: The parameters whose gradients are recorded in Python, by id.
     """
 
     def __init__(self) -> None:
@@ -45,4 +44,4 @@ class BackwardPass:
         self.last_gradient_ns = 0
         self.bucket_messages = 0
         self.on_device = False
-        self.hooked: list[HookedParameter] = []
+        self.hooked: dict[int, HookedParameter] = {}

@@ -201,6 +201,10 @@ class Registry:
         self._parameters[tensor] = weakref.ref(parameter)
         self._scanned = _NOTHING
 
+    def parameter(self, tensor: int) -> torch.Tensor | None:
+        """The parameter with an id; None if it does not exist any more."""
+        return self._parameters[tensor]()
+
     def unfrozen(self) -> list[tuple[int, torch.Tensor]]:
         """Parameters that were frozen and no longer are, with their ids."""
         unfrozen = []
