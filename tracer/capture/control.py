@@ -78,7 +78,7 @@ class Control:
         self._fault = fault
         self._closed = False
         self.times = MessageTimes()
-        self.order_job: Callable[[Order], dict[str, Any]] = self.order_own
+        self.order_job: Callable[[Order], dict[str, Any]] = self.carry_out_here
         self.job_members: Callable[[], Sequence[Member]] = self.members
         self._listener, info.control = _listener()
 
@@ -147,6 +147,7 @@ class Control:
             "directory": str(self._directory),
             "world_size": self._info.world_size,
             "following": self.switch.following,
+            "planned": self.switch.planned,
             "step_ns": self.switch.step_ns,
             "default_level": self._default_level,
             "marks": None if marks is None else marks.ended(),
@@ -176,9 +177,9 @@ class Control:
         """Asks all ranks of the job that can be reached; returns the answers, by rank."""
         return ask_all(self.job_members(), request, {})
 
-    def order_own(self, order: Order) -> dict[str, Any]:
-        """Carries out an order on the ranks of this launcher."""
-        return carry_out(order, self.members())
+    def carry_out_here(self, order: Order) -> dict[str, Any]:
+        """Carries out an order from this process, on all ranks that it can ask."""
+        return carry_out(order, self.job_members())
 
     def members(self) -> list[Member]:
         """The ranks of this launcher that run, this one among them."""

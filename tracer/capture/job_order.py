@@ -167,10 +167,17 @@ def _request(
 def _common_step(
     states: Mapping[int, Mapping[str, Any]], shifts: Mapping[int, int], lead_ns: int
 ) -> int:
-    """A step that no rank will have begun when the order reaches it."""
+    """A step that no rank will have begun when the order reaches it.
+
+    It comes after the step of the order before: a lead in time is fewer steps when steps got
+    slower meanwhile, and an order must not overtake another.
+    """
     durations = [states[rank]["step_ns"] for rank in shifts if states[rank]["step_ns"]]
     steps = math.ceil(lead_ns / min(durations)) if durations else 1
-    return max(int(states[rank]["following"]) + shift for rank, shift in shifts.items()) + steps
+    return max(
+        shift + max(int(states[rank]["following"]) + steps, int(states[rank]["planned"]) + 1)
+        for rank, shift in shifts.items()
+    )
 
 
 def ask_all(

@@ -55,6 +55,7 @@ class RecordingSwitch:
         level: The current level of detail; None while nothing is recorded.
         marks: What identifies this rank's steps for the others; None once all ranks call them the
             same.
+        planned: The step for which the last order was planned; -1 before any.
 
     Args:
         context: The parts of the recording rank.
@@ -73,6 +74,7 @@ class RecordingSwitch:
         self._on_step: Callable[[int, int], None] | None = None
         self.level: str | None = None if begin_off else context.config.level
         self.marks: StepMarks | None = None
+        self.planned = -1
         if context.config.attached:
             self.marks = StepMarks()
             self._steps.watched = True
@@ -121,6 +123,8 @@ class RecordingSwitch:
             in_time = self.following <= step
             if renames and not in_time:
                 self._plan(former)  # another step than on the other ranks would get the name
+            else:
+                self.planned = step
         return in_time
 
     def plan_level(self, step: int, level: str) -> bool:
@@ -136,6 +140,7 @@ class RecordingSwitch:
                 earlier.append(Change(step, level))
             changed = [replace(c, level=None if c.level is None else level) for c in later]
             self._plan(earlier + changed)
+            self.planned = step
         return self.following <= step
 
     def _plan(self, changes: list[Change]) -> None:
@@ -179,6 +184,7 @@ class RecordingSwitch:
             shift: By how much this differs from what it was called.
         """
         self.marks = None
+        self.planned += shift
         self._steps.watched = self._on_step is not None
         self._steps.call_following(following)
         self._plan([replace(c, step=c.step + shift, called=None) for c in self._changes])

@@ -27,6 +27,7 @@ class Rank:
         level: str | None = None,
         in_time: bool = True,
         marks: list[tuple[int, dict[str, int]]] | None = None,
+        planned: int = -1,
     ) -> None:
         self.rank = rank
         self.in_time = in_time
@@ -34,6 +35,7 @@ class Rank:
         self.state = {
             "world_size": 3,
             "following": following,
+            "planned": planned,
             "step_ns": step_ns,
             "level": level,
             "default_level": "layer",
@@ -75,6 +77,17 @@ def test_short_steps_get_more_of_them_as_a_lead() -> None:
     answer = carry_out(Order("off"), members(Rank(0, 5, step_ns=1_000_000)))
     assert answer["step"] == 305
     assert answer["missing"] == [1, 2]
+
+
+def test_an_order_does_not_overtake_the_one_before() -> None:
+    # Steps took 1 ms when the order before was given, so it begins late.
+    ranks = [Rank(0, 5, planned=304), Rank(1, 5, planned=304), Rank(2, 5)]
+    assert carry_out(Order("off"), members(*ranks))["step"] == 305
+    attached = [
+        Rank(0, 14, marks=marks(10, 55, 60), planned=40),
+        Rank(1, 4, marks=marks(0, 55, 60), planned=30),
+    ]
+    assert carry_out(Order("level", level="comm"), members(*attached))["step"] == 41
 
 
 def test_ranks_that_cannot_follow_are_named() -> None:
