@@ -44,7 +44,7 @@ _BYTES_PER_EVENT: Final = 150
 _BYTES_AT_ONCE: Final = 1 << 30
 """Memory that all processes that build may need together, if there are several."""
 _alone: Final = threading.Lock()
-"""Held while a process builds that may need more than half of that."""
+"""Held while a process builds, if two would need more than that."""
 
 _MAPPED_BYTES: Final = 300 << 20
 """Of files mapped into memory by this process; beyond that they are released."""
@@ -165,8 +165,7 @@ class Stored:
             else:
                 self.reading.add(int(line))
 
-        fitting = max(1, _BYTES_AT_ONCE // (self._part_bytes + 1))
-        workers = min(os.cpu_count() or 1, len(numbers), fitting)
+        workers = min(os.cpu_count() or 1, len(numbers), self._fitting)
         wanted = [
             f"{name}:{self.parts[number][0]}-{self.parts[number][-1]}"
             for name, number in names.items()
@@ -176,9 +175,10 @@ class Stored:
             list(pool.map(lambda share: self._build(share, heard), shares))
 
     @property
-    def _part_bytes(self) -> int:
-        """Memory that the largest part may need."""
-        return _BYTES_PER_EVENT * max(_events_of(self._trace, part) for part in self.parts)
+    def _fitting(self) -> int:
+        """How many processes may build at once, by the memory that the largest part may need."""
+        largest = max(_events_of(self._trace, part) for part in self.parts)
+        return max(1, _BYTES_AT_ONCE // (_BYTES_PER_EVENT * largest + 1))
 
     @property
     def has_analysis(self) -> bool:
@@ -262,9 +262,8 @@ class Stored:
         """
         command = [sys.executable, "-m", _MODULE, str(self._trace.path), *wanted]
         pipe = subprocess.PIPE
-        is_large = 2 * self._part_bytes > _BYTES_AT_ONCE
         with (
-            _alone if is_large else nullcontext(),
+            _alone if self._fitting == 1 else nullcontext(),
             subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

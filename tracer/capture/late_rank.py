@@ -1,8 +1,8 @@
 """Finds a rank that is late, in steps that are recorded for this (``--trigger 'late>10ms'``).
 
-All ranks of a collective end it together. The one that begins it last spends least time in it, so
-the times that the ranks spend in the collectives of a step tell which one is late, and by how much,
-without a common clock.
+An all-reduce, an all-gather or a reduce-scatter ends on all ranks at about the same time, so the
+rank that begins it last spends least time in it. The times that the ranks spend in the collectives
+of a step therefore tell which one is late, and by how much, without a common clock.
 """
 
 from __future__ import annotations

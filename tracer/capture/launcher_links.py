@@ -20,7 +20,7 @@ from importlib import metadata
 from typing import Any, Final
 
 from ddltrace.tracer.capture.control import Control
-from ddltrace.tracer.capture.job_order import Member, Order, carry_out
+from ddltrace.tracer.capture.job_order import Member, Order
 from ddltrace.tracer.connections.addresses import LOOPBACK, host_identity, own_address
 from ddltrace.tracer.connections.job_store import is_of_ended_store, own_client, read_published
 from ddltrace.tracer.connections.proof import SECRET_BYTES, ProvenListener, connect_proven, shut
@@ -72,7 +72,7 @@ class Hub:
     Args:
         info: This rank.
         store: A client of the job's store, used by no other thread.
-        control: Takes this rank's orders; they are carried out here from now on.
+        control: Takes this rank's orders; from now on, they reach the ranks of all launchers.
         fault: Called with errors.
     """
 
@@ -89,7 +89,6 @@ class Hub:
         self._listeners = [self._listen(LOOPBACK)]
         with contextlib.suppress(OSError):  # it has no other address
             self._listeners.append(self._listen(own_address()))
-        control.order_job = self.carry_out
         control.job_members = self.members
 
     def run(self) -> None:
@@ -156,10 +155,6 @@ class Hub:
             *(connection for connection, _ in self._leaders.values()),
         ):
             connection.close()
-
-    def carry_out(self, order: Order) -> dict[str, Any]:
-        """Carries out an order on all ranks that can be reached."""
-        return carry_out(order, self.members())
 
     def members(self) -> list[Member]:
         """The ranks of the job that can be reached."""
@@ -234,7 +229,7 @@ class Leader:
         except OSError:
             pass  # rank 0 has ended
         finally:
-            self._control.order_job = self._control.order_own
+            self._control.order_job = self._control.carry_out_here
             if self._connection is not None:
                 shut(self._connection)
 
