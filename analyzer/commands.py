@@ -22,8 +22,7 @@ from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_new_file
 from ddltrace.tracer.peak_option import peak_option
-from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ Examples:
   ddltrace analyze s3://bucket/run --steps 10:11
 """,
 )
-@click.argument("traces", nargs=-1, required=True, type=LocationType(), metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, type=location_of, metavar="TRACE...")
 @click.option(
     "--format",
     "form",
@@ -337,12 +336,12 @@ Examples:
   ddltrace compare main-* --with branch-* --fail-on "step_us>+5%"
 """,
 )
-@click.argument("traces", nargs=-1, required=True, type=LocationType(), metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, type=location_of, metavar="TRACE...")
 @click.option(
     "--with",
     "after",
     multiple=True,
-    type=LocationType(),
+    type=location_of,
     metavar="TRACE...",
     help="The runs to compare with. All traces before it are runs of the first side.",
 )
@@ -407,7 +406,7 @@ Examples:
   ddltrace query first-trace --format csv "FROM critical_path" > path.csv
 """,
 )
-@click.argument("trace", type=LocationType())
+@click.argument("trace", type=location_of)
 @click.argument("sql")
 @click.option(
     "--format",

@@ -15,8 +15,7 @@ from ddltrace.analyzer.importers.import_options import communication_kernels_opt
 from ddltrace.analyzer.report.warnings import report_damage
 from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.optional_packages import require_extra
-from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 without_pandas()  # only the command line imports this module
@@ -44,7 +43,7 @@ Examples:
   ddltrace import kineto-folder -o kineto-trace --engine dask
 """,
 )
-@click.argument("sources", nargs=-1, required=True, type=LocationType(), metavar="SOURCE...")
+@click.argument("sources", nargs=-1, required=True, type=location_of, metavar="SOURCE...")
 @click.option(
     "--memory-limit",
     metavar="SIZE",
@@ -76,7 +75,7 @@ def import_(
     from ddltrace.analyzer.importers.memory_limit import limited_to
     from ddltrace.analyzer.importers.write_imported import save
     from ddltrace.tracer.errors import TraceError
-    from ddltrace.tracer.storage.local_copy import local_copy
+    from ddltrace.tracer.storage.plain_files import local_copy
 
     for source in sources:
         if not source.exists():
@@ -110,7 +109,7 @@ Examples:
   ddltrace export first-trace --to chakra -o execution-traces
 """,
 )
-@click.argument("trace", type=LocationType())
+@click.argument("trace", type=location_of)
 @click.option(
     "--to",
     type=click.Choice(FORMATS),

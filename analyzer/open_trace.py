@@ -19,8 +19,8 @@ from ddltrace.analyzer.trace import opened_trace
 from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.analyzer.trace.suggested_commands import collect_command
 from ddltrace.tracer.errors import TraceError, UsageError
-from ddltrace.tracer.storage.local_copy import local_copy
 from ddltrace.tracer.storage.location import Location, location_of, matches
+from ddltrace.tracer.storage.plain_files import local_copy
 from ddltrace.tracer.trace.run_info import RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_files import RUN_FILE

@@ -19,8 +19,7 @@ from ddltrace.analyzer.formatting.terminal import (
 from ddltrace.analyzer.formatting.units import counted, share_text, time_text
 from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.tracer.errors import UsageError
-from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ Examples:
   ddltrace whatif first-trace --all
 """,
 )
-@click.argument("traces", nargs=-1, required=True, type=LocationType(), metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, type=location_of, metavar="TRACE...")
 @click.option("--strategy", metavar="SPEC", help="A strategy of ddltrace experiment list.")
 @click.option(
     "--ranks", type=click.IntRange(1), metavar="N", help="Ranks, each with its batch as now."

@@ -32,15 +32,14 @@ from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_apart
 from ddltrace.tracer.peak_option import peak_option
 from ddltrace.tracer.plugin_option import plugin_option
-from ddltrace.tracer.storage.location import PART_PREFIX, Location
-from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.storage.location import PART_PREFIX, Location, location_of
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddltrace.tracer.launch.background_upload import BackgroundUpload
     from ddltrace.tracer.launch.launcher import JobResult
+    from ddltrace.tracer.launch.upload import BackgroundUpload
     from ddltrace.tracer.trace.trace_parts import Part
 
 
@@ -65,7 +64,8 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
 @click.option(
     "-o",
     "--output",
-    type=LocationType(),
+    type=location_of,
+    metavar="PATH",
     help="Trace directory to create, or a URL in a store, such as s3://bucket/run: the trace is "
     "written to a directory of that name here and uploaded, and after the job until there is no "
     "progress for 60 seconds (DDLTRACE_UPLOAD_WAIT).  [default: ddltrace-trace-DATE-TIME]",
@@ -425,7 +425,7 @@ def _upload_of(
     """
     if output is None or isinstance(output, Path):
         return None
-    from ddltrace.tracer.launch.background_upload import BackgroundUpload
+    from ddltrace.tracer.launch.upload import BackgroundUpload
 
     whole = whole.resolve()
     own = whole if part is None else whole / (PART_PREFIX + part.name)

@@ -9,8 +9,7 @@ import click
 from ddltrace.tracer.errors import StoreError, TraceError, UsageError
 from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.output_directory import check_apart
-from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.storage.location_type import LocationType
+from ddltrace.tracer.storage.location import Location, location_of
 
 
 @click.command(
@@ -29,28 +28,26 @@ def upload(directory: Path, url: str | None) -> None:
     and checksum are skipped, and run.json goes last, so readers never take a part of the trace for
     the whole.
     """
-    from ddltrace.tracer.launch.background_upload import new_upload, resume_command
+    from ddltrace.tracer.launch.upload import Upload, url_of_upload
     from ddltrace.tracer.storage.store_threads import begin_in_store_thread
-    from ddltrace.tracer.storage.upload import url_of_upload
     from ddltrace.tracer.trace.finalize import finalize_abandoned
     from ddltrace.tracer.trace.run_reader import read_run
 
     read_run(directory)
-    place = url_of_upload(directory, url)
+    sending = Upload(directory, url_of_upload(directory, url))
     try:
         finalize_abandoned(directory)
-        sending = new_upload(directory, place)
         sending.remember()
         done = begin_in_store_thread(lambda: sending.send_all(_tell)).result()
     except StoreError as error:
-        raise StoreError(f"{error} (to go on: {resume_command(directory)})") from error
+        raise StoreError(f"{error} (to go on: {sending.resume_command})") from error
     except OSError as error:
         raise UsageError(f"{directory} cannot be uploaded: {error.strerror}") from error
     click.echo(
         f"ddltrace: {done.sent} files with {done.bytes} bytes sent, {done.skipped} were there",
         err=True,
     )
-    print_next_command("analyze", place)
+    print_next_command("analyze", sending.url)
 
 
 def _tell(name: str) -> None:
@@ -63,7 +60,7 @@ Examples:
   ddltrace collect /mnt/node-0/trace /mnt/node-1/trace -o whole
   ddltrace collect s3://bucket/node-0 s3://bucket/node-1 -o whole"""
 )
-@click.argument("sources", nargs=-1, required=True, type=LocationType(), metavar="DIR...")
+@click.argument("sources", nargs=-1, required=True, type=location_of, metavar="DIR...")
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to create."
 )

@@ -18,7 +18,7 @@ from support.jobs import DDLTRACE, JOBS, environment, on_ranks, run
 from support.s3_server import S3Server
 
 import ddltrace
-from ddltrace.tracer.storage.upload import MANIFEST_FILE
+from ddltrace.tracer.launch.upload import MANIFEST_FILE
 
 # Servers in one process share their objects: that of other tests has another bucket.
 BUCKET = "bucket-of-commands"

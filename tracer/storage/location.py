@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote
-
-from ddltrace.tracer.storage.store_url import is_url, parse_url
 
 if TYPE_CHECKING:
     from ddltrace.tracer.storage.remote_path import RemotePath
@@ -15,12 +14,14 @@ if TYPE_CHECKING:
 Location: TypeAlias = "Path | RemotePath"
 """What readers of traces take."""
 
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
 PART_PREFIX: Final = "part-"
 """Prefix of directories in a trace that several launchers of one job wrote; see `trace_parts`."""
 
 
 def location_of(text: str | os.PathLike[str] | RemotePath) -> Location:
-    """Reads the name of a file or directory.
+    """Reads the name of a file or directory; also the type of such an argument of a command.
 
     Args:
         text: A path, or a URL such as ``s3://bucket/run``. ``file://`` gives a local path.
@@ -31,18 +32,18 @@ def location_of(text: str | os.PathLike[str] | RemotePath) -> Location:
     if not isinstance(text, (str, os.PathLike)):
         return text
     name = os.fspath(text)
-    if not is_url(name):
+    if not _URL.match(name):
         path = text if isinstance(text, Path) else Path(name)
         # In a trace, a link in place of a part is not followed; the user may name one.
         is_chosen_link = path.name.startswith(PART_PREFIX) and path.is_symlink()
         return path.resolve() if is_chosen_link else path
-    url = parse_url(name)
-    if url.scheme == "file":
-        return Path(unquote("/" + url.place.partition("/")[2]))
     # Imports pyarrow's file systems, which local traces do not need.
     from ddltrace.tracer.storage.remote_path import RemotePath
 
-    return RemotePath(name)
+    remote = RemotePath(name)
+    if remote.url.scheme == "file":
+        return Path(unquote("/" + remote.url.place.partition("/")[2]))
+    return remote
 
 
 def matches(directory: Location, pattern: str) -> list[Location]:

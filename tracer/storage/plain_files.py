@@ -10,9 +10,12 @@ import contextlib
 import os
 import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.owner_access import let_owner_use
 from ddltrace.tracer.storage.location import PART_PREFIX, Location
 
@@ -93,6 +96,42 @@ def copy_plain(source: Location, target: Path) -> None:
     """
     with open_plain(source) as reader, create_like(source, target) as writer:
         shutil.copyfileobj(reader, writer, _PIECE_BYTES)
+
+
+@contextlib.contextmanager
+def local_copy(location: Location, most_files: int) -> Iterator[Path]:
+    """Copies a file, or the files of a directory, from a store into a temporary directory.
+
+    Args:
+        location: The file or directory; a local path is not copied.
+        most_files: A directory with more files is refused.
+
+    Yields:
+        A local path with the same name.
+
+    Raises:
+        StoreError: The store cannot be read.
+        TraceError: The directory holds too many files, or there is no space for them.
+    """
+    if isinstance(location, Path):
+        yield location
+        return
+    with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
+        copied = Path(name, location.name)
+        files = [(location, copied)]
+        if location.is_dir():
+            found = [path for path in location.iterdir() if path.is_file() and path.name[0] != "."]
+            if len(found) > most_files:
+                raise TraceError(f"{location} holds {len(found)} files: choose one job's directory")
+            files = [(path, copied / path.name) for path in found]
+        try:
+            if location.is_dir():
+                copied.mkdir()
+            for source, target in files:
+                copy_plain(source, target)
+        except OSError as error:
+            raise TraceError(f"{location} cannot be copied here: {error.strerror}") from error
+        yield copied
 
 
 def create_like(source: Location, target: Path, most: int = 0o666) -> BinaryIO:

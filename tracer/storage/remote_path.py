@@ -15,14 +15,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+
+from pyarrow import fs
 
 from ddltrace.tracer.errors import NotStoredError, StoreError
-from ddltrace.tracer.storage.store_url import StoreUrl, parse_url
-from ddltrace.tracer.storage.stores import connect, path_in_store, reporting
-
-if TYPE_CHECKING:
-    from pyarrow import fs
+from ddltrace.tracer.storage.stores import StoreUrl, connected, parse_url
 
 _KEPT_BYTES: Final = 256 << 20
 _MOST_OPEN: Final = 64
@@ -30,6 +28,8 @@ _MOST_COPIED: Final = 4
 """Paths of so many stores share the listings of their copies."""
 _AT_ONCE: Final = 8
 _PIECE_BYTES: Final = 8 << 20
+_HOLE_BYTES: Final = 8 << 10
+"""Parts that are closer than this are read at once: a request costs more than such a hole."""
 
 
 class Stat(NamedTuple):
@@ -127,7 +127,7 @@ class RemotePath:
             StoreError: The store cannot be asked.
         """
         found = self._found()
-        return found is not None and not found.is_directory
+        return found is not None and found.is_file
 
     def is_dir(self) -> bool:
         """Whether it is a directory.
@@ -136,7 +136,7 @@ class RemotePath:
             StoreError: The store cannot be asked.
         """
         found = self._found()
-        return found is not None and found.is_directory
+        return found is not None and not found.is_file
 
     def stat(self) -> Stat:
         """Size and age of a file.
@@ -147,7 +147,7 @@ class RemotePath:
         found = self._found()
         if found is None:
             raise NotStoredError(f"{self}: not there")
-        return Stat(found.size, found.modified_s)
+        return Stat(found.size or 0, (found.mtime_ns or 0) / 1e9)
 
     def iterdir(self) -> Iterator[RemotePath]:
         """Files and directories of a directory, by name.
@@ -172,25 +172,8 @@ class RemotePath:
             elif path.is_dir():
                 yield from path.glob(rest)
 
-    def read_bytes(self) -> bytes:
-        """The whole content of a file.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
-        return self.read_ranges([(0, self.stat().st_size)])[0]
-
-    def read_text(self, encoding: str = "utf-8") -> str:
-        """The whole content of a text file.
-
-        Raises:
-            StoreError: It cannot be read.
-            UnicodeDecodeError: It is not text.
-        """
-        return self.read_bytes().decode(encoding)
-
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Reads some parts of a file, at the same time.
+        """Reads some parts of a file with few requests, at the same time.
 
         Args:
             ranges: First byte and the byte after the last, of each part.
@@ -198,7 +181,21 @@ class RemotePath:
         Raises:
             StoreError: It cannot be read, or ends before.
         """
-        return self._store.read(self._url, ranges)
+        merged: list[tuple[int, int]] = []
+        place: dict[tuple[int, int], int] = {}
+        for begin, end in sorted(set(ranges)):
+            if merged and begin <= merged[-1][1] + _HOLE_BYTES:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            else:
+                merged.append((begin, end))
+            place[begin, end] = len(merged) - 1
+        contents = self._store.read(self._url, merged)
+        parts = []
+        for begin, end in ranges:
+            number = place[begin, end]
+            first = merged[number][0]
+            parts.append(contents[number][begin - first : end - first])
+        return parts
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Opens the file for reading from its beginning to its end, in large pieces.
@@ -207,20 +204,12 @@ class RemotePath:
             StoreError: It is not there.
         """
         assert mode == "rb", "a store's files are read only"
-        return cast("BinaryIO", io.BufferedReader(_Sequential(self)))
+        return cast("BinaryIO", io.BufferedReader(_Sequential(self), _PIECE_BYTES))
 
-    def _found(self) -> _Entry | None:
+    def _found(self) -> fs.FileInfo | None:
         if self._url == self._store.root:
             return self._store.root_entry()
         return self._store.entries(self.parent._url).get(self.name)
-
-
-class _Entry(NamedTuple):
-    """One file or directory of a listing."""
-
-    is_directory: bool
-    size: int
-    modified_s: float
 
 
 class _Listings:
@@ -235,7 +224,7 @@ class _Listings:
     def __init__(self, key: str) -> None:
         self.key = key
         self.lock = threading.Lock()
-        self.entries: dict[str, dict[str, _Entry]] = {}
+        self.entries: dict[str, dict[str, fs.FileInfo]] = {}
 
 
 @lru_cache(maxsize=_MOST_COPIED)
@@ -262,49 +251,43 @@ class _Store:
         self._kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._kept_bytes = 0
 
-    def root_entry(self) -> _Entry | None:
+    def root_entry(self) -> fs.FileInfo | None:
         """The file or directory at the root."""
-        from pyarrow import fs
+        with connected(self.root) as store:
+            info = store.get_file_info(self.root.path)
+        return None if info.type == fs.FileType.NotFound else info
 
-        with reporting(self.root):
-            info = connect(self.root).get_file_info(path_in_store(self.root))
-        return None if info.type == fs.FileType.NotFound else _entry(info)
-
-    def entries(self, directory: StoreUrl) -> dict[str, _Entry]:
+    def entries(self, directory: StoreUrl) -> dict[str, fs.FileInfo]:
         """Name -> file or directory, of a directory, which may be missing."""
-        from pyarrow import fs
-
         known = self.listings.entries
         with self.listings.lock:
             if directory.place not in known:
-                selector = fs.FileSelector(path_in_store(directory), allow_not_found=True)
-                with reporting(directory):
-                    infos = connect(directory).get_file_info(selector)
-                known[directory.place] = {info.base_name: _entry(info) for info in infos}
+                selector = fs.FileSelector(directory.path, allow_not_found=True)
+                with connected(directory) as store:
+                    infos = store.get_file_info(selector)
+                known[directory.place] = {info.base_name: info for info in infos}
             return known[directory.place]
 
     def read(self, url: StoreUrl, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Parts of a file; see `RemotePath.read_ranges`."""
+        """Parts of a file that differ, each with a request unless its bytes are kept."""
         keys = [(url.place, begin, end) for begin, end in ranges]
         with self._lock:
             known = {key: self._kept[key] for key in keys if key in self._kept}
-        missing = [key for key in dict.fromkeys(keys) if key not in known]
+        missing = [key for key in keys if key not in known]
         if missing:
-            with reporting(url):
-                file = self._open(url)
-                if len(missing) == 1:
-                    fetched = [_read_at(file, url, *missing[0][1:])]
-                else:
-                    with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as pool:
-                        fetched = list(pool.map(lambda key: _read_at(file, url, *key[1:]), missing))
-            known.update(zip(missing, fetched, strict=True))
-            self._keep(dict(zip(missing, fetched, strict=True)))
+            pool = ThreadPoolExecutor(min(_AT_ONCE, len(missing)))
+            with connected(url) as store, pool:
+                file = self._open(store, url)
+                contents = pool.map(lambda key: _read_at(file, url, *key[1:]), missing)
+                fetched = dict(zip(missing, contents, strict=True))
+            known |= fetched
+            self._keep(fetched)
         return [known[key] for key in keys]
 
-    def _open(self, url: StoreUrl) -> Any:
+    def _open(self, store: fs.FileSystem, url: StoreUrl) -> Any:
         with self._lock:
             if url.place not in self._files:
-                self._files[url.place] = connect(url).open_input_file(path_in_store(url))
+                self._files[url.place] = store.open_input_file(url.path)
             self._files.move_to_end(url.place)
             while len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)
@@ -320,13 +303,6 @@ class _Store:
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1])
 
 
-def _entry(info: fs.FileInfo) -> _Entry:
-    from pyarrow import fs
-
-    modified = (info.mtime_ns or 0) / 1e9
-    return _Entry(info.type == fs.FileType.Directory, info.size or 0, modified)
-
-
 def _read_at(file: Any, url: StoreUrl, begin: int, end: int) -> bytes:
     content = bytes(file.read_at(end - begin, begin)) if end > begin else b""
     if len(content) != end - begin:
@@ -339,17 +315,20 @@ class _Sequential(io.RawIOBase):
 
     def __init__(self, path: RemotePath) -> None:
         self._path, self._size, self._at = path, path.stat().st_size, 0
-        self._piece = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any) -> int:
-        if not len(self._piece) and self._at < self._size:
-            end = min(self._at + _PIECE_BYTES, self._size)
-            self._piece = memoryview(self._path.read_ranges([(self._at, end)])[0])
-            self._at = end
-        count = min(len(target), len(self._piece))
-        target[:count] = self._piece[:count]
-        self._piece = self._piece[count:]
-        return count
+        content = self._next(len(target))
+        target[: len(content)] = content
+        return len(content)
+
+    def readall(self) -> bytes:
+        return self._next(self._size)
+
+    def _next(self, count: int) -> bytes:
+        end = min(self._at + count, self._size)
+        [content] = self._path.read_ranges([(self._at, end)])
+        self._at = end
+        return content

@@ -1,4 +1,7 @@
-"""Connects to the store that a URL names, and reports its errors as one line."""
+"""URLs of stores, connections to them, and their errors as one line.
+
+A URL, such as ``s3://bucket/run``, never carries credentials.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import parse_qsl, quote, unquote
 
 from pyarrow import fs
 
@@ -20,7 +25,14 @@ from ddltrace.tracer.errors import (
     StoreError,
     UsageError,
 )
-from ddltrace.tracer.storage.store_url import StoreUrl
+
+_OPTIONS: Final = (
+    *("endpoint_override", "scheme", "region", "anonymous", "retry_limit_seconds"),
+    *("project_id", "replication", "buffer_size", "default_block_size"),
+)
+"""Parameters that a URL may have. None of them is a secret."""
+BUCKET_SCHEMES: Final = ("s3", "gs", "gcs")
+"""Stores whose URLs begin with a bucket. They have no directories that must be created."""
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -59,36 +71,102 @@ _CAUSES: Final = (
 )
 
 
-def connect(url: StoreUrl) -> fs.FileSystem:
-    """Returns the file system of a URL; the same one for all URLs of one store.
+@dataclass(frozen=True)
+class StoreUrl:
+    """A location in a store.
+
+    Attributes:
+        scheme: The kind of store, such as ``s3``.
+        place: Bucket or host, and the path in it; without a slash at the end.
+        options: Parameters of the store, such as ``endpoint_override``.
+    """
+
+    scheme: str
+    place: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        options = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in self.options)
+        return f"{self.scheme}://{self.place}" + (f"?{options}" if options else "")
+
+    @property
+    def path(self) -> str:
+        """The path in the store, as the file system of `connected` takes it."""
+        if self.scheme in ("hdfs", "viewfs"):
+            return "/" + self.place.partition("/")[2]
+        return self.place
+
+    def at(self, place: str) -> StoreUrl:
+        """Another location in the same store."""
+        return StoreUrl(self.scheme, place, self.options)
+
+
+def parse_url(text: str) -> StoreUrl:
+    """Reads the URL of a location in a store.
 
     Raises:
-        StoreError: The store cannot be reached.
-        UsageError: Its protocol is not known.
-        MissingCapabilityError: A package is missing.
+        UsageError: The URL holds credentials, or parameters that it must not have. The message
+            does not repeat them.
     """
-    bucket = url.place.lstrip("/").partition("/")[0]
-    with reporting(url):
-        return _connect(url.scheme, bucket, url.options, _environment())
+    scheme, _, rest = text.partition("://")
+    scheme = scheme.lower()
+    place, _, query = rest.partition("?")
+    if not text.isprintable():
+        raise UsageError("the URL of the trace is not valid: it has a character such as a newline")
+    if _has_credentials(scheme, place):
+        # Nothing of the rest is repeated: a secret may contain each character that ends a part.
+        raise UsageError(
+            f"{scheme}://...: a URL must not hold credentials: leave out what is before the @, and "
+            "give the credentials to the store's own library (such as AWS_PROFILE or ~/.aws)"
+        )
+    if scheme in BUCKET_SCHEMES and ":" in place.partition("/")[0]:
+        raise UsageError(
+            f"{scheme}://...: a bucket has no port: name the store by ?endpoint_override=HOST:PORT"
+        )
+    options = tuple(parse_qsl(query, keep_blank_values=True))
+    place = place.rstrip("/")
+    shown = f"{scheme}://{place}"
+    unknown = [name for name, _ in options if name not in _OPTIONS]
+    if unknown:
+        raise UsageError(
+            f"{shown}: the URL has a parameter that is not known here: only "
+            f"{', '.join(_OPTIONS)} are (credentials never belong in a URL)"
+        )
+    secret = next((name for name, value in options if "@" in value), None)
+    if secret is not None:
+        raise UsageError(f"{shown}: {secret} must not hold credentials: leave out what ends with @")
+    if not place.strip("/"):
+        raise UsageError(f"{shown}: the URL names no bucket or directory")
+    return StoreUrl(scheme, place, options)
 
 
-def path_in_store(url: StoreUrl) -> str:
-    """The path of a URL, as the file system of `connect` takes it."""
-    if url.scheme in ("hdfs", "viewfs"):
-        return "/" + url.place.partition("/")[2]
-    return url.place
+def _has_credentials(scheme: str, place: str) -> bool:
+    """Whether the first part of a place holds credentials, or looks like a part of some."""
+    host = place.partition("/")[0]
+    user, at, _ = host.rpartition("@")
+    # Only HDFS has user names without a secret.
+    if at and (":" in unquote(user) or scheme not in ("hdfs", "viewfs")):
+        return True
+    # A secret with a slash or a question mark ends the host before the @; a port is a number.
+    name, colon, port = host.rpartition(":")
+    return bool(colon) and not name.startswith("[") and port != "" and not port.isdigit()
 
 
 @contextlib.contextmanager
-def reporting(url: StoreUrl) -> Iterator[None]:
-    """Turns the errors of a file system's library into one line without credentials.
+def connected(url: StoreUrl) -> Iterator[fs.FileSystem]:
+    """The file system of a URL, whose errors become one line without credentials.
+
+    All URLs of one store get the same file system.
 
     Raises:
-        StoreError: Something inside raised an error of the library.
-        NotStoredError: The error says that there is no such object or bucket.
+        UsageError: The protocol of the URL is not known.
+        MissingCapabilityError: A package is missing.
+        StoreError: The store cannot be reached, or something inside raised another error.
+        NotStoredError: There is no such object or bucket.
     """
+    bucket = url.place.lstrip("/").partition("/")[0]
     try:
-        yield
+        yield _connect(url.scheme, bucket, url.options, _environment())
     except DdltraceError:
         raise
     except Exception as error:  # noqa: BLE001 - the libraries behind fsspec have errors of their own

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from ddltrace.tracer.storage.merged_ranges import read_merged
 from ddltrace.tracer.trace.batch_facts import BatchFacts, read_facts
 from ddltrace.tracer.trace.stream_frames import (
     FILE_MAGIC,
@@ -115,7 +114,7 @@ class RemoteMessages:
                 (block.begin, block.begin + block.header if block.is_batch else block.end)
                 for block in blocks
             ]
-            return Outline(blocks, read_merged(self._path, ranges), schema[:length])
+            return Outline(blocks, self._path.read_ranges(ranges), schema[:length])
         except ValueError:
             return None
 
@@ -161,7 +160,7 @@ class RemoteMessages:
             for begin, end in _needed(block, header, fields, schema):
                 ranges.append((begin, end))
                 owners.append(index)
-        pieces = zip(owners, ranges, read_merged(self._path, ranges), strict=True)
+        pieces = zip(owners, ranges, self._path.read_ranges(ranges), strict=True)
         of_block = {
             owner: list(group) for owner, group in itertools.groupby(pieces, lambda piece: piece[0])
         }

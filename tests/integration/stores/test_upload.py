@@ -16,13 +16,16 @@ from support.s3_server import BUCKET, S3Server
 import ddltrace
 from ddltrace.cli import cli
 from ddltrace.tracer.errors import StoreError, UsageError
-from ddltrace.tracer.launch import background_upload
-from ddltrace.tracer.launch.background_upload import BackgroundUpload, new_upload
+from ddltrace.tracer.launch import upload as upload_module
+from ddltrace.tracer.launch.upload import (
+    MANIFEST_FILE,
+    BackgroundUpload,
+    Progress,
+    Upload,
+    read_record,
+)
 from ddltrace.tracer.storage import store_threads
-from ddltrace.tracer.storage import upload as upload_module
-from ddltrace.tracer.storage.store_url import parse_url
-from ddltrace.tracer.storage.upload import MANIFEST_FILE, Progress, read_record
-from ddltrace.tracer.trace.removal import is_file_of_trace
+from ddltrace.tracer.storage.stores import parse_url
 
 from .conftest import SAMPLE, put
 
@@ -59,7 +62,7 @@ def test_files_are_equal_and_the_run_comes_last(
     environment: S3Server, directory: Path, name: str
 ) -> None:
     environment.forget()
-    done = new_upload(directory, parse_url(f"s3://{BUCKET}/{name}")).send_all()
+    done = Upload(directory, parse_url(f"s3://{BUCKET}/{name}")).send_all()
     assert done == Progress(5, 0, sum(map(len, local(directory).values())))
     assert contents(environment, name) == local(directory)
     stored = [path.rpartition("/")[2] for path in environment.methods("PUT") if f"/{name}/" in path]
@@ -80,7 +83,7 @@ def test_an_upload_is_resumed_where_the_store_went_away(
 
     try:
         with pytest.raises(StoreError, match="cannot be reached"):
-            new_upload(directory, parse_url(url)).send_all(stop_at_third)
+            Upload(directory, parse_url(url)).send_all(stop_at_third)
     finally:
         environment.start()
     assert len(contents(environment, "resumed")) == 2
@@ -95,7 +98,7 @@ def test_an_upload_is_resumed_where_the_store_went_away(
     (directory / ".ddltrace-upload.json").unlink()
     with pytest.raises(UsageError, match="name one: ddltrace upload"):
         CliRunner().invoke(cli, ["upload", str(directory)], catch_exceptions=False)
-    assert new_upload(directory, parse_url(url)).send_all() == Progress(0, 5, 0)
+    assert Upload(directory, parse_url(url)).send_all() == Progress(0, 5, 0)
     assert not environment.methods("PUT")
 
 
@@ -114,29 +117,29 @@ def test_large_files_are_sent_at_the_same_time(
             raise StoreError("the store cannot be reached")
 
     with pytest.raises(StoreError, match="cannot be reached"):
-        new_upload(directory, url).send_all(stop_at_third)
+        Upload(directory, url).send_all(stop_at_third)
     assert "run.json" not in contents(environment, "large")
-    done = new_upload(directory, url).send_all()
+    done = Upload(directory, url).send_all()
     assert (done.sent, done.skipped) == (3, 2)
     assert contents(environment, "large") == local(directory)
 
 
 def test_changed_and_damaged_files_are_sent_again(environment: S3Server, directory: Path) -> None:
     url = parse_url(f"s3://{BUCKET}/changed")
-    new_upload(directory, url).send_all()
+    Upload(directory, url).send_all()
     first, second = sorted(directory.glob("rank-*"))[:2]
     first.write_bytes(first.read_bytes()[::-1])  # of the same size
     with environment.filesystem().open_output_stream(f"{BUCKET}/changed/{second.name}") as file:
         file.write(b"cut")
-    assert new_upload(directory, url).send_all().sent == 2
+    assert Upload(directory, url).send_all().sent == 2
     assert contents(environment, "changed") == local(directory)
     first.unlink()
-    assert new_upload(directory, url).send_all().sent == 0
+    assert Upload(directory, url).send_all().sent == 0
     assert contents(environment, "changed") == local(directory)
 
 
 def test_growing_files_are_sent_before_the_end(environment: S3Server, directory: Path) -> None:
-    upload = new_upload(directory, parse_url(f"s3://{BUCKET}/growing"))
+    upload = Upload(directory, parse_url(f"s3://{BUCKET}/growing"))
     stream = directory / "rank-00009-0-1.arrows"
     stream.write_bytes(b"x" * (2 << 20))
     upload.send_grown()
@@ -167,7 +170,7 @@ def test_launchers_of_one_job_upload_their_parts(environment: S3Server, tmp_path
             "run.json",
             *(f"part-{n}" for n in range(number + 1)),
         }
-    assert new_upload(whole, url).send_all().sent == 0
+    assert Upload(whole, url).send_all().sent == 0
 
 
 def test_a_trace_in_the_store_is_replaced_only_by_force(
@@ -196,7 +199,7 @@ def test_a_trace_in_the_store_is_replaced_only_by_force(
 def test_a_store_that_does_not_answer_does_not_stop_the_job(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_upload, "_CHECK_S", 0.1)
+    monkeypatch.setattr(upload_module, "_CHECK_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         url = f"s3://{BUCKET}/run?scheme=http&endpoint_override=127.0.0.1:{port}"
@@ -209,8 +212,8 @@ def test_a_store_that_does_not_answer_does_not_stop_the_job(
 def test_the_end_does_not_wait_for_a_store_that_hangs(
     environment: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(background_upload.WAIT_VARIABLE, "0")
-    monkeypatch.setattr(background_upload, "_ANSWER_S", 0.2)
+    monkeypatch.setenv(upload_module.WAIT_VARIABLE, "0")
+    monkeypatch.setattr(upload_module, "_ANSWER_S", 0.2)
     url = f"s3://{BUCKET}/hanging"
     upload = BackgroundUpload(directory, directory, parse_url(url))
     with environment.hanging():
@@ -235,7 +238,7 @@ def test_two_runs_with_one_url_are_not_mixed(
     """Both began before the other had uploaded anything."""
     url = parse_url(f"s3://{BUCKET}/twice")
     shutil.copytree(OTHER_SAMPLE, tmp_path / "other")
-    one, other = (new_upload(path, url) for path in (directory, tmp_path / "other"))
+    one, other = (Upload(path, url) for path in (directory, tmp_path / "other"))
     other.send_grown()
     one.send_grown()
     with pytest.raises(UsageError, match="has the files of another run"):
@@ -271,7 +274,7 @@ def test_force_replaces_a_part_and_no_other(environment: S3Server, tmp_path: Pat
         for name, content in expected.items()
     }
     with pytest.raises(UsageError, match="a whole bucket, which is not emptied"):
-        new_upload(whole, parse_url(f"s3://{BUCKET}")).clear(is_file_of_trace)
+        Upload(whole, parse_url(f"s3://{BUCKET}")).clear()
 
 
 def test_what_a_killed_launcher_sent_of_running_processes_is_removed(
@@ -283,7 +286,7 @@ def test_what_a_killed_launcher_sent_of_running_processes_is_removed(
     for name in (*own, "rank-00077-0-1.arrows"):
         with environment.filesystem().open_output_stream(f"{BUCKET}/streams/{name}") as file:
             file.write(b"early")
-    new_upload(directory, parse_url(f"s3://{BUCKET}/streams")).send_all()
+    Upload(directory, parse_url(f"s3://{BUCKET}/streams")).send_all()
     assert contents(environment, "streams") == {
         **local(directory),
         "rank-00077-0-1.arrows": b"early",
@@ -309,7 +312,7 @@ def test_a_directory_that_is_gone_takes_nothing_from_the_store(
 
 
 def test_the_record_holds_no_credentials(environment: S3Server, directory: Path) -> None:
-    upload = new_upload(directory, parse_url(f"s3://{BUCKET}/secret?region=eu-west-1"))
+    upload = Upload(directory, parse_url(f"s3://{BUCKET}/secret?region=eu-west-1"))
     upload.send_all()
     assert read_record(directory)[0] == f"s3://{BUCKET}/secret?region=eu-west-1"
     written = [path.read_bytes() for path in directory.iterdir()]
