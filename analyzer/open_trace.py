@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from ddltrace.analyzer.engine.engine import Engine, check_shared
 from ddltrace.analyzer.trace import opened_trace
-from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.analyzer.trace.suggested_commands import collect_command
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.storage.location import Location, location_of, matches
 from ddltrace.tracer.storage.plain_files import local_copy
-from ddltrace.tracer.trace.run_info import RunInfo
+from ddltrace.tracer.trace.run_info import check_run
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 from ddltrace.tracer.trace.trace_parts import check_same_time, joined
@@ -102,7 +101,7 @@ def open_trace(path: str | PathLike[str] | RemotePath, engine: Engine | None = N
     if (location / RUN_FILE).is_file():
         if engine is not None:
             check_shared(engine, location / RUN_FILE)
-        return Trace(location, _read_run(location), engine=engine)
+        return Trace(location, read_run(location), engine=engine)
     if not location.exists():
         raise TraceError(f"{location} does not exist")
     from ddltrace.analyzer.importers import formats
@@ -151,13 +150,6 @@ def _check_holds_none(path: Location) -> None:
     raise TraceError(
         f"{path} is not a trace, but holds {count} (show {which} with: ddltrace dashboard {shown})"
     )
-
-
-def _read_run(path: Location) -> RunInfo:
-    try:
-        return check_run(read_run(path))
-    except (OverflowError, RecursionError, AttributeError) as error:
-        raise TraceError(f"{path / RUN_FILE} is damaged: {error!s:.120}") from error
 
 
 @contextlib.contextmanager

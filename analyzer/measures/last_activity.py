@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 if TYPE_CHECKING:
     from ddltrace.analyzer.measures.process_ends import ProcessLifetimes
     from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.tracer.trace.run_info import Silence
 
 _ACTIVITY_KINDS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
@@ -60,12 +61,12 @@ def last_activity(trace: Trace, lifetimes: ProcessLifetimes, rank: int, at_ns: i
     return LastActivity(what, int(latest.max()) if len(latest) else None)
 
 
-def last_silence(trace: Trace, rank: int) -> dict[str, Any] | None:
+def last_silence(trace: Trace, rank: int) -> Silence | None:
     """Returns the last silence of a rank; None if the rank has recorded events since."""
     return _silence(trace, rank, _latest(_last_events(trace, rank, NULL_NS, None)))
 
 
-def at_place(silence: Mapping[str, Any]) -> str:
+def at_place(silence: Silence) -> str:
     """Describes a silence as the end of a sentence about its rank."""
     step = "" if silence["step"] is None else f" of step {silence['step']}"
     return f"is at {_place(silence['stack'])}, phase {silence['phase']}{step}"
@@ -96,7 +97,7 @@ def _latest(columns: Columns) -> IntArray:
     return np.maximum(columns.end, columns.start)
 
 
-def _silence(trace: Trace, rank: int, latest: IntArray) -> dict[str, Any] | None:
+def _silence(trace: Trace, rank: int, latest: IntArray) -> Silence | None:
     """Returns the silence of a rank if it was noticed after all its events; else None."""
     info = next((info for info in reversed(trace.run.ranks) if info.rank == rank), None)
     if info is None or info.silence is None or not info.silence["stack"]:

@@ -32,7 +32,6 @@ from ddltrace.analyzer.trace.clock_fit import (
     fit_line,
     without_contradictions,
 )
-from ddltrace.analyzer.trace.run_validation import is_number
 from ddltrace.tracer.trace.completeness import listed
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 
@@ -341,7 +340,7 @@ def _samples(value: Any) -> Bounds:
         if not isinstance(sample, dict):
             continue
         row = [sample.get(key) for key in ("local_ns", "offset_ns", "rtt_ns")]
-        if all(is_number(number) for number in row) and row[2] >= 0:  # type: ignore[operator]
+        if all(_is_number(number) for number in row) and row[2] >= 0:  # type: ignore[operator]
             rows.append([int(number) for number in row])  # type: ignore[arg-type]
     table = np.array(rows, np.int64).reshape(-1, 3)
     base = int(table[0, 1]) if len(table) else 0
@@ -389,7 +388,7 @@ def _wall_offset(info: RankInfo, zero: RankInfo) -> int | None:
     values = [
         clock.get(key) for clock in (info.clock, zero.clock) for key in ("unix_ns", "monotonic_ns")
     ]
-    if not all(is_number(value) for value in values):
+    if not all(_is_number(value) for value in values):
         return None
     unix, monotonic, zero_unix, zero_monotonic = (int(value) for value in values)  # type: ignore[arg-type]
     return (unix - monotonic) - (zero_unix - zero_monotonic)
@@ -400,3 +399,8 @@ def worst_residual(clocks: Sequence[RankClock]) -> float | None:
     residuals = [clock.residual_ns for clock in clocks]
     known = [value for value in residuals if value is not None]
     return max(known, default=0.0) if len(known) == len(residuals) else None
+
+
+def _is_number(value: object) -> bool:
+    """Whether a JSON value is a number within the bounds of time arithmetic."""
+    return type(value) in (int, float) and abs(value) < 1 << 62  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def hanging(
 def all_silent(trace: Path, ranks: int, stuck_in: str) -> bool:
     if not (trace / "run.json").exists():
         return False
-    stacks = [(i.silence or {}).get("stack", []) for i in read_run(trace).ranks]
+    stacks = [i.silence["stack"] if i.silence else [] for i in read_run(trace).ranks]
     noted = [stack for stack in stacks if any(" main" in f and "hangs.py" in f for f in stack)]
     return len(noted) == ranks and any(stuck_in in f for stack in noted for f in stack)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ddltrace.tracer.record.recorder import Recorder
+    from ddltrace.tracer.trace.run_info import Cost
 
 FIRST_STEP: Final = 200
 _PATTERN: Final = (False, True, True, False)
@@ -62,7 +63,7 @@ class CostMeter:
         measures = following < self._steps
         self._recorder.paused = measures and _PATTERN[following % len(_PATTERN)]
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Cost | None:
         """Ratio of the time of recorded steps to that of unrecorded ones.
 
         Returns:

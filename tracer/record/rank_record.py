@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.trace.json_files import release_space, reserve_space
 from ddltrace.tracer.trace.run_files import write_sidecar
@@ -14,7 +14,7 @@ from ddltrace.tracer.trace.trace_files import SIDECAR_SUFFIX
 
 if TYPE_CHECKING:
     from ddltrace.tracer.record.recorder import Recorder
-    from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, TensorInfo
+    from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, Silence, TensorInfo, Window
 
 _MAX_FAULTS: Final = 20
 _MAX_WINDOWS: Final = 1000
@@ -79,14 +79,14 @@ class RankRecord:
         self.info.flushed = True
         self.save()
 
-    def note_silence(self, silence: dict[str, Any]) -> None:
+    def note_silence(self, silence: Silence) -> None:
         """Stores the activity of this rank during a silence."""
         self.info.silence = silence
         self.save()
 
     def begin_window(self, step: int, level: str, reason: str) -> None:
         """Notes that recording was switched on, or its level was changed."""
-        window = {"first": step, "stop": None, "level": level}
+        window: Window = {"first": step, "stop": None, "level": level}
         if reason:
             window["reason"] = reason
         self.info.windows = [*self.info.windows[-_MAX_WINDOWS:], window]
@@ -94,7 +94,8 @@ class RankRecord:
 
     def end_window(self, step: int) -> None:
         """Notes the first step that is not recorded, or is at another level."""
-        former = self.info.windows or [{"first": 0, "level": self.info.level}]
+        first: Window = {"first": 0, "stop": None, "level": self.info.level}
+        former = self.info.windows or [first]
         self.info.windows = [*former[:-1], {**former[-1], "stop": step}]
         self.save()
 

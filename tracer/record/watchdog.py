@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.trace.schema import PHASES
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.trace.run_info import Silence
 
 _PATIENCE_S: Final = 2.0
 _MAX_PATIENCE_S: Final = 64.0
@@ -35,14 +38,14 @@ class Watchdog:
 
     Args:
         recorder: Provides the current step and phase.
-        publish: Called with each record; see ``silence`` in ``docs/trace-format.md``.
+        publish: Called with each record.
         trainer: Returns the training thread; None if it is not known.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        publish: Callable[[dict[str, Any]], None],
+        publish: Callable[[Silence], None],
         trainer: Callable[[], int | None],
     ) -> None:
         self._recorder = recorder

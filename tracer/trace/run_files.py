@@ -92,7 +92,7 @@ def read_run_file(directory: Location) -> RunInfo:
         if changed and run.status != "running":
             run.status = "partial"
         return run
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise TraceError(f"{path} is damaged: {error!r:.120}") from error
 
 
@@ -125,8 +125,8 @@ def read_sidecar(path: Location) -> RankInfo:
     """
     try:
         return rank_from_json(read_json(path))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TraceError(repr(error)) from error
+    except ValueError as error:
+        raise TraceError(str(error)) from error
 
 
 def remove_unrecorded(directory: Path) -> None:

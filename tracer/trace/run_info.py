@@ -1,16 +1,19 @@
 """The records of ``run.json``: a run, its rank processes, their tensors and process groups.
 
-The records are read from files that may come from a stranger or be damaged, so every value is
-checked when it is read.
+The records are read from files that may come from a stranger or be damaged, so msgspec checks every
+value when it is read, by the types of the fields.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
+from msgspec import Meta, convert
+
+from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.schema import LARGE_RUN_SCHEMA_NAME, SCHEMA_NAME
-from ddltrace.tracer.trace.trace_files import is_segment_name
+from ddltrace.tracer.trace.trace_files import SEGMENT_NAME
 
 PARTS_LABEL: Final = "parts"
 """Label of a run that consists of parts."""
@@ -24,9 +27,51 @@ JOB_LABEL: Final = "job"
 _MOST_MEMBERS: Final = 1 << 16
 """With more members of groups in total, each list of members is stored once."""
 
-_MAX_RANK: Final = 1 << 24
-_MAX_COUNT: Final = 1 << 53
-_MAX_TIME_NS: Final = 1 << 62
+# Within these bounds, no arithmetic of the analysis overflows.
+_Rank = Annotated[int, Meta(ge=0, le=1 << 24)]
+_Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+_Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_Time = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
+# The name becomes a path, which must stay inside the trace.
+_Segment = Annotated[str, Meta(pattern=SEGMENT_NAME)]
+
+
+class Cost(TypedDict):
+    """Overhead of recording, measured in the job; see ``docs/trace-format.md``."""
+
+    ratio: float
+    low: float
+    high: float
+    steps: _Count
+
+
+class Silence(TypedDict):
+    """What a process did when it recorded nothing; see ``docs/trace-format.md``."""
+
+    since_ns: _Time
+    noticed_ns: _Time
+    step: _Count | None
+    phase: str
+    stack: list[str]
+
+
+class _Steps(TypedDict):
+    first: _Count
+    stop: _Count | None
+    level: str
+
+
+class Window(_Steps, total=False):
+    """A range of steps that was recorded.
+
+    Attributes:
+        first: Its first step.
+        stop: The step after the last; None for the end of the job.
+        level: Its level of detail.
+        reason: What began it, if a trigger did.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -41,11 +86,11 @@ class TensorInfo:
         bytes: Size of its gradient in bytes.
     """
 
-    id: int
+    id: _Id
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[_Count, ...]
     dtype: str
-    bytes: int
+    bytes: _Count
 
 
 @dataclass(frozen=True)
@@ -67,11 +112,11 @@ class GroupInfo:
     name: str
     description: str
     backend: str
-    ranks: tuple[int, ...]
-    timeout_ms: int | None = None
-    size: int | None = None
+    ranks: tuple[_Rank, ...]
+    timeout_ms: _Count | None = None
+    size: _Count | None = None
     store: str | None = None
-    place: int | None = None
+    place: _Count | None = None
 
 
 @dataclass
@@ -101,31 +146,28 @@ class RankInfo:
         lost_bytes: Bytes at the stream's end that could not be read.
         refused_connections: Connections to the process that did not prove the job's secret.
         errors: Faults inside the tracer, one line each.
-        cost: Overhead of recording, measured in the job: `ratio` of step times with and without
-            recording, its 95 % interval `low` to `high`, and `steps` on each side.
-        silence: What the process did when it last recorded nothing for some seconds; see
-            ``docs/trace-format.md``.
+        cost: Overhead of recording; None if it was not measured.
+        silence: What the process did when it last recorded nothing for some seconds.
         gloo_times: Whether Gloo's threads recorded the times of its messages.
         collections: Whether garbage collections were recorded.
         checkpoints: Whether checkpoints and evaluations were recorded.
         native_missing: Why the compiled library was not used, so that all was recorded in Python;
             None if it was, or if that is not known.
         windows: The ranges of steps that were recorded, if recording was switched on or off
-            meanwhile: `first` step, `stop` (the step after the last; None for the end of the
-            job), `level` and, if a trigger began it, `reason`.
+            meanwhile.
         control: Socket on which the process takes orders to switch; empty if there is none.
         ended_ns: When the process ended, on its clock, if the launcher observed it.
         exit_status: Exit status of the process; 128 + n if signal n killed it.
     """
 
-    rank: int
-    segment: str
-    world_size: int = 1
+    rank: _Rank
+    segment: _Segment
+    world_size: _Rank = 1
     role: str | None = None
     store: str | None = None
     local_rank: int | None = None
-    attempt: int = 0
-    pid: int | None = None
+    attempt: _Count = 0
+    pid: _Count | None = None
     pid_namespace: str = ""
     host: str = ""
     clock_domain: str = ""
@@ -138,25 +180,25 @@ class RankInfo:
     tensors: list[TensorInfo] = field(default_factory=list)
     groups: list[GroupInfo] = field(default_factory=list)
     clock: dict[str, Any] = field(default_factory=dict)
-    events: int | None = None
-    checksum: int | None = None
-    counters: int | None = None
-    counters_checksum: int | None = None
-    counters_dropped: int = 0
-    dropped: int = 0
-    lost_bytes: int = 0
-    refused_connections: int = 0
+    events: _Count | None = None
+    checksum: _Count | None = None
+    counters: _Count | None = None
+    counters_checksum: _Count | None = None
+    counters_dropped: _Count = 0
+    dropped: _Count = 0
+    lost_bytes: _Count = 0
+    refused_connections: _Count = 0
     errors: list[str] = field(default_factory=list)
-    silence: dict[str, Any] | None = None
-    cost: dict[str, Any] | None = None
+    silence: Silence | None = None
+    cost: Cost | None = None
     gloo_times: bool = False
     collections: bool = False
     checkpoints: bool = False
     native_missing: str | None = None
-    windows: list[dict[str, Any]] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
     control: str = ""
-    ended_ns: int | None = None
-    exit_status: int | None = None
+    ended_ns: _Time | None = None
+    exit_status: _Count | None = None
 
     @property
     def is_off(self) -> bool:
@@ -195,10 +237,10 @@ class RunInfo:
     source: str = "ddltrace"
     version: str = ""
     host: str = ""
-    created_unix_ns: int | None = None
-    ended_unix_ns: int | None = None
+    created_unix_ns: _Time | None = None
+    ended_unix_ns: _Time | None = None
     exit_status: int | None = None
-    launcher_pid: int | None = None
+    launcher_pid: _Count | None = None
     pid_namespace: str = ""
     labels: dict[str, Any] = field(default_factory=dict)
     ranks: list[RankInfo] = field(default_factory=list)
@@ -220,7 +262,14 @@ def run_to_json(run: RunInfo) -> dict[str, Any]:
         entry = replace(info, tensors=[], groups=[]).to_json()
         del entry["tensors"]
         for group in info.groups:
-            entry["groups"].append(_group_to_json(group, member_tables if is_large else None))
+            own = asdict(replace(group, ranks=()))
+            stored = {name: value for name, value in own.items() if value is not None}
+            if is_large:
+                del stored["ranks"]
+                stored["member_table"] = _index(member_tables, tuple(group.ranks))
+            else:
+                stored["ranks"] = group.ranks
+            entry["groups"].append(stored)
         entry["tensor_table"] = _index(tensor_tables, tuple(info.tensors))
         ranks.append(entry)
     value = {
@@ -245,22 +294,6 @@ def share_groups(info: RankInfo, known: dict[GroupInfo, GroupInfo]) -> None:
     info.groups = [known.setdefault(group, group) for group in info.groups]
 
 
-def _group_to_json(
-    group: GroupInfo, member_tables: dict[tuple[int, ...], int] | None
-) -> dict[str, Any]:
-    own: dict[str, Any] = {
-        "name": group.name,
-        "description": group.description,
-        "backend": group.backend,
-    }
-    for name in ("timeout_ms", "size", "store", "place"):
-        if getattr(group, name) is not None:
-            own[name] = getattr(group, name)
-    if member_tables is None:
-        return {**own, "ranks": group.ranks}
-    return {**own, "member_table": _index(member_tables, tuple(group.ranks))}
-
-
 def _index(tables: dict[Any, int], table: Any) -> int:
     """Index of a table, which is added if it is new."""
     return tables.setdefault(table, len(tables))
@@ -270,132 +303,57 @@ def run_from_json(value: dict[str, Any]) -> RunInfo:
     """Reads what `run_to_json` returns.
 
     Raises:
-        KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError: The contents
-            are damaged.
+        KeyError, TypeError, ValueError, AttributeError, IndexError: The contents are damaged.
     """
-    tensor_tables = [[_tensor_from_json(t) for t in table] for table in value["tensor_tables"]]
+    tensor_tables = convert(value["tensor_tables"], list[list[TensorInfo]])
     member_tables = None
     if value["schema"] == LARGE_RUN_SCHEMA_NAME:
-        member_tables = [_members_from_json(table) for table in value["member_tables"]]
+        member_tables = convert(value["member_tables"], list[tuple[_Rank, ...]])
     ranks = []
     for entry in value["ranks"]:
-        tensors = tensor_tables[entry.pop("tensor_table")]
-        groups = entry.pop("groups", [])
-        ranks.append(rank_from_json(entry))
-        ranks[-1].tensors = tensors
-        ranks[-1].groups = [_group_from_json(group, member_tables) for group in groups]
-    known = {f: value[f] for f in RunInfo.__dataclass_fields__ if f in value}
-    run = RunInfo(**{**known, "ranks": ranks})
-    _check_run(run)
+        tensors, groups = tensor_tables[entry["tensor_table"]], entry.get("groups", [])
+        info = rank_from_json({**entry, "groups": [] if member_tables else groups})
+        if member_tables:
+            for group in groups:
+                named = convert({**group, "ranks": ()}, GroupInfo)
+                info.groups.append(replace(named, ranks=member_tables[group["member_table"]]))
+        info.tensors = tensors
+        ranks.append(info)
+    run = convert({**value, "ranks": []}, RunInfo)
+    run.ranks = ranks
+    _check_segments(run)
     return run
 
 
-def rank_from_json(value: dict[str, Any]) -> RankInfo:
+def rank_from_json(value: Any) -> RankInfo:
     """Reads one rank's entry.
 
     Raises:
-        KeyError, TypeError, ValueError: The entry is damaged.
+        ValueError: The entry is damaged.
     """
+    return convert(value, RankInfo)
+
+
+def check_run(run: RunInfo) -> RunInfo:
+    """Checks the values of a run that was not read from ``run.json``, and returns it.
+
+    Raises:
+        TraceError: It has a value that no tracer writes; says which.
+    """
+    # Many ranks share one object: to check it for each would be quadratic in the ranks.
+    members = {id(group.ranks): group for info in run.ranks for group in info.groups}
     try:
-        return _rank_from_json(value)
-    except OverflowError as error:  # Infinity, or an integer beyond the range of floats
-        raise ValueError(error) from error
+        convert(asdict(replace(run, ranks=[])), RunInfo)
+        for info in run.ranks:
+            convert(asdict(replace(info, groups=[])), RankInfo)
+        convert([asdict(group) for group in members.values()], list[GroupInfo])
+        _check_segments(run)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"the trace is damaged: {error!s:.120}") from error
+    return run
 
 
-def _rank_from_json(value: dict[str, Any]) -> RankInfo:
-    known = {f: value[f] for f in RankInfo.__dataclass_fields__ if f in value}
-    known["tensors"] = [_tensor_from_json(t) for t in known.get("tensors", [])]
-    known["groups"] = [_group_from_json(group, None) for group in known.get("groups", [])]
-    info = RankInfo(**known)
-    for number in (info.rank, info.world_size):
-        if type(number) is not int or not 0 <= number <= _MAX_RANK:
-            raise ValueError(f"rank {number!r:.40}")
-    # The name becomes a path, which must stay inside the trace.
-    if not isinstance(info.segment, str) or not is_segment_name(info.segment):
-        raise ValueError(f"segment {info.segment!r:.80}")
-    if not isinstance(info.clock, dict) or not isinstance(info.errors, list):
-        raise TypeError("clock or errors")
-    for word in ("native_missing", "role", "store"):
-        if not isinstance(getattr(info, word), (str, type(None))):
-            raise TypeError(word)
-    if info.cost is not None:
-        for key in ("ratio", "low", "high", "steps"):
-            float(info.cost[key])
-    if info.silence is not None:
-        _check_silence(info.silence)
-    if not isinstance(info.control, str):
-        raise TypeError("control")
-    _check_windows(info.windows)
-    for number in (
-        *(info.attempt, info.dropped, info.lost_bytes, info.checksum or 0),
-        *(info.counters or 0, info.counters_checksum or 0, info.counters_dropped),
-        info.refused_connections,
-    ):
-        if type(number) is not int or not 0 <= number <= _MAX_COUNT:
-            raise ValueError(f"count {number!r:.40}")
-    return info
-
-
-def _tensor_from_json(value: dict[str, Any]) -> TensorInfo:
-    return TensorInfo(
-        id=int(value["id"]),
-        name=str(value["name"]),
-        shape=tuple(int(n) for n in value["shape"]),
-        dtype=str(value["dtype"]),
-        bytes=int(value["bytes"]),
-    )
-
-
-def _group_from_json(
-    value: dict[str, Any], member_tables: list[tuple[int, ...]] | None
-) -> GroupInfo:
-    if member_tables is None:
-        members = _members_from_json(value["ranks"])
-    else:
-        members = member_tables[value["member_table"]]
-    for name in ("timeout_ms", "size", "place"):
-        number = value.get(name)
-        if number is not None and (type(number) is not int or not 0 <= number <= _MAX_COUNT):
-            raise ValueError(f"{name} {number!r:.40}")
-    store = value.get("store")
-    return GroupInfo(
-        name=str(value["name"]),
-        description=str(value["description"]),
-        backend=str(value["backend"]),
-        ranks=members,
-        timeout_ms=value.get("timeout_ms"),
-        size=value.get("size"),
-        store=None if store is None else str(store),
-        place=value.get("place"),
-    )
-
-
-def _members_from_json(value: list[Any]) -> tuple[int, ...]:
-    return tuple(int(rank) for rank in value)
-
-
-def _check_run(run: RunInfo) -> None:
-    if not isinstance(run.notes, list) or not isinstance(run.command, list):
-        raise TypeError("notes or command")
-    if not isinstance(run.labels, dict):
-        raise TypeError("labels")
-
-
-def _check_windows(windows: list[dict[str, Any]]) -> None:
-    for window in windows:
-        for step in (window["first"], window["stop"] or 0):
-            if type(step) is not int or not 0 <= step <= _MAX_COUNT:
-                raise ValueError(f"window {window!r:.80}")
-        if not all(isinstance(window.get(key, ""), str) for key in ("level", "reason")):
-            raise TypeError("windows")
-
-
-def _check_silence(silence: Any) -> None:
-    stack, step = silence["stack"], silence["step"]
-    if not isinstance(stack, list) or not all(isinstance(frame, str) for frame in stack):
-        raise TypeError("stack")
-    if not isinstance(silence["phase"], str) or not isinstance(step, (int, type(None))):
-        raise TypeError("silence")
-    for number in (silence["since_ns"], silence["noticed_ns"], step or 0):
-        if type(number) is not int or abs(number) > _MAX_TIME_NS:
-            raise ValueError(f"silence {number!r:.40}")
+def _check_segments(run: RunInfo) -> None:
+    names = [info.segment for info in run.ranks]
+    if len(set(names)) < len(names):
+        raise ValueError("two ranks have the same segment")

@@ -35,18 +35,13 @@ RING_PATTERN: Final = "nccl-*.ring"
 """Names of the files in which NCCL's profiler plugin records."""
 
 _READ_PREFIXES: Final = ("rank-", COUNTERS_PREFIX, PART_PREFIX, "nccl-")
-_SEGMENT_NAME = re.compile(r"rank-\d{5,9}-\d+-\d+\Z")
+SEGMENT_NAME: Final = r"\Arank-\d{5,9}-\d+-\d+\Z"
+"""The form of `segment_name`, which cannot refer to another directory."""
 
 
 def segment_name(*, rank: int, attempt: int, pid: int) -> str:
     """Base name of one rank process's files."""
     return f"rank-{rank:05d}-{attempt}-{pid}"
-
-
-def is_segment_name(text: str) -> bool:
-    """Whether a text has the form of `segment_name`, so that it cannot refer to another
-    directory."""
-    return _SEGMENT_NAME.match(text) is not None
 
 
 @overload
@@ -59,14 +54,14 @@ def event_path(directory: Location, segment: str) -> Location: ...
 
 def event_path(directory: Location, segment: str) -> Location:
     """Where the events of one rank process are: its final file, else its stream."""
-    if not _SEGMENT_NAME.match(segment):
+    if not re.match(SEGMENT_NAME, segment):
         raise TraceError(f"{segment!r:.80} is not a name of a rank's files")
     return _stored(directory, segment)
 
 
 def counters_name(segment: str) -> str:
     """Base name of a rank process's counter file."""
-    if not _SEGMENT_NAME.match(segment):
+    if not re.match(SEGMENT_NAME, segment):
         raise TraceError(f"{segment!r:.80} is not a name of a rank's files")
     return COUNTERS_PREFIX + segment.removeprefix("rank-")
 

@@ -15,7 +15,7 @@ SAMPLES = Path(__file__).parents[3] / "sample_traces"
 PROGRAM = """
 import atexit, json, sys
 from ddltrace.cli import main
-heavy = ("pandas", "msgspec", "plotly", "duckdb", "torch")
+heavy = ("pandas", "plotly", "duckdb", "torch")
 atexit.register(lambda: print(json.dumps([name for name in heavy if name in sys.modules]),
                               file=sys.stderr))
 sys.argv = sys.argv[1:]

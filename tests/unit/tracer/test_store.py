@@ -28,6 +28,7 @@ from ddltrace.tracer.trace.run_info import (
     RankInfo,
     RunInfo,
     TensorInfo,
+    check_run,
     rank_from_json,
 )
 from ddltrace.tracer.trace.run_reader import read_run
@@ -429,6 +430,15 @@ def test_only_plain_files_are_opened(tmp_path: Path, kind: str) -> None:
         {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "groups": 3}]},
         {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "clock": []}]},
         {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "cost": HUGE_COST}]},
+        {"ranks": [{"rank": True, "segment": SEGMENT, "tensor_table": 0}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "host": 5}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "events": -1}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "versions": ["torch"]}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "windows": [{"first": 0}]}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "silence": {"step": 1}}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0}] * 2},
+        {"ended_unix_ns": 1 << 62},
+        {"tensor_tables": [[{**TENSOR, "id": 1 << 31}]]},
         {"tensor_tables": [[{"id": 0}]]},
         {"tensor_tables": [[{**TENSOR, "bytes": math.inf}]]},
         {"tensor_tables": 5},
@@ -469,13 +479,37 @@ def test_a_number_that_nothing_can_hold_is_damage(
     tmp_path: Path, damage: dict[str, object]
 ) -> None:
     entry = RankInfo(rank=2, segment="rank-00002-0-9").to_json() | damage
-    with pytest.raises(ValueError, match="convert"):
+    with pytest.raises(ValueError, match=r"Number out of range|Expected `int`"):
         rank_from_json(entry)
     write_run(tmp_path, RunInfo())
     (tmp_path / "rank-00002-0-9.json").write_text(json.dumps(entry))
     run = read_run(tmp_path)
     assert run.ranks == []
     assert "its rank is left out" in run.notes[0]
+
+
+def test_two_records_of_one_rank_are_one(tmp_path: Path) -> None:
+    write_run(tmp_path, RunInfo())
+    info = RankInfo(rank=0, segment=SEGMENT, pid=7)
+    for name in (SEGMENT, "rank-00001-0-8"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(info.to_json()))
+    assert read_run(tmp_path).ranks == [info]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        RankInfo(rank=1 << 25, segment=SEGMENT),
+        RankInfo(rank=0, segment="../x"),
+        RankInfo(rank=0, segment=SEGMENT, groups=[GroupInfo("0", "", "gloo", (-1,))]),
+    ],
+)
+def test_an_imported_run_is_checked(info: RankInfo) -> None:
+    run = RunInfo(ranks=[RankInfo(rank=0, segment=segment_name(rank=1, attempt=0, pid=8))])
+    assert check_run(run) is run
+    run.ranks.append(info)
+    with pytest.raises(TraceError, match="the trace is damaged"):
+        check_run(run)
 
 
 def test_damaged_sidecars_are_left_out_and_told(tmp_path: Path) -> None:
