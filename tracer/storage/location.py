@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Location: TypeAlias = "Path | RemotePath"
 """What readers of traces take."""
+Place = TypeVar("Place", Path, "RemotePath", Location)
+"""For functions that return locations of the kind that they take."""
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -46,11 +48,11 @@ def location_of(text: str | os.PathLike[str] | RemotePath) -> Location:
     return remote
 
 
-def matches(directory: Location, pattern: str) -> list[Location]:
+def matches(directory: Place, pattern: str) -> list[Place]:
     """The files and directories below a directory that match a pattern, sorted.
 
     Raises:
         StoreError: The store cannot be asked.
     """
-    found: list[Location] = [*directory.glob(pattern)]
+    found: list[Place] = [*directory.glob(pattern)]
     return sorted(found, key=str)

@@ -17,14 +17,11 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PosixPath
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.storage.location import PART_PREFIX, Location, matches
+from ddltrace.tracer.storage.location import PART_PREFIX, Location, Place, matches
 from ddltrace.tracer.storage.plain_files import kind_of
-
-if TYPE_CHECKING:
-    from ddltrace.tracer.storage.remote_path import RemotePath
 
 RUN_FILE: Final = "run.json"
 STREAM_SUFFIX: Final = ".arrows"
@@ -44,15 +41,7 @@ def segment_name(*, rank: int, attempt: int, pid: int) -> str:
     return f"rank-{rank:05d}-{attempt}-{pid}"
 
 
-@overload
-def event_path(directory: Path, segment: str) -> Path: ...
-
-
-@overload
-def event_path(directory: Location, segment: str) -> Location: ...
-
-
-def event_path(directory: Location, segment: str) -> Location:
+def event_path(directory: Place, segment: str) -> Place:
     """Where the events of one rank process are: its final file, else its stream."""
     if not re.match(SEGMENT_NAME, segment):
         raise TraceError(f"{segment!r:.80} is not a name of a rank's files")
@@ -66,15 +55,7 @@ def counters_name(segment: str) -> str:
     return COUNTERS_PREFIX + segment.removeprefix("rank-")
 
 
-@overload
-def counters_path(directory: Path, segment: str) -> Path: ...
-
-
-@overload
-def counters_path(directory: Location, segment: str) -> Location: ...
-
-
-def counters_path(directory: Location, segment: str) -> Location:
+def counters_path(directory: Place, segment: str) -> Place:
     """Where the counters of one rank process are: the final file, else the stream."""
     return _stored(directory, counters_name(segment))
 
@@ -88,7 +69,7 @@ def counter_files(directory: Location) -> set[str]:
     }
 
 
-def _stored(directory: Location, stem: str) -> Location:
+def _stored(directory: Place, stem: str) -> Place:
     """The final file with a base name, else the stream, in the trace or one of its parts."""
     # The parts last: for every rank, they are listed as a whole.
     for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
@@ -123,19 +104,7 @@ def joined_directory(path: Path, members: Iterable[Path]) -> JoinedDirectory:
     return made
 
 
-@overload
-def parts_of(directory: Path) -> Sequence[Path]: ...
-
-
-@overload
-def parts_of(directory: RemotePath) -> Sequence[RemotePath]: ...
-
-
-@overload
-def parts_of(directory: Location) -> Sequence[Location]: ...
-
-
-def parts_of(directory: Location) -> Sequence[Location]:
+def parts_of(directory: Place) -> Sequence[Place]:
     """The traces of the launchers in a trace that several launchers wrote, sorted.
 
     Links to directories are left out.
@@ -143,7 +112,7 @@ def parts_of(directory: Location) -> Sequence[Location]:
     return [path for path in _part_folders(directory) if (path / RUN_FILE).exists()]
 
 
-def _part_folders(directory: Location) -> Sequence[Location]:
+def _part_folders(directory: Place) -> Sequence[Place]:
     """The directories of `parts_of`, without asking whether they hold a trace."""
     if isinstance(directory, JoinedDirectory):
         return directory.members
