@@ -24,8 +24,8 @@ from ddltrace.tracer.storage.stores import StoreUrl, connected, parse_url
 
 _KEPT_BYTES: Final = 256 << 20
 _MOST_OPEN: Final = 64
-_MOST_COPIED: Final = 4
-"""Paths of so many stores share the listings of their copies."""
+_MOST_COPIED: Final = 16
+"""So many paths share their listings with their copies."""
 _AT_ONCE: Final = 8
 _PIECE_BYTES: Final = 8 << 20
 _HOLE_BYTES: Final = 8 << 10
@@ -50,13 +50,16 @@ class RemotePath:
     What was listed or read is remembered: a new `RemotePath` of the same URL sees changes. Copies
     by pickle share the listings of a process, because each task of an engine has a copy.
 
+    Args:
+        listings: Key of the listings to share; by default those of no other path.
+
     Raises:
         UsageError: The URL holds credentials or unknown parameters.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, listings: str | None = None) -> None:
         self._url = parse_url(url)
-        self._store = _Store(self._url, _Listings(uuid.uuid4().hex))
+        self._store = _Store(self._url, listings or uuid.uuid4().hex)
 
     def _at(self, place: str) -> RemotePath:
         made = object.__new__(RemotePath)
@@ -78,11 +81,8 @@ class RemotePath:
     def __hash__(self) -> int:
         return hash(self._url)
 
-    def __lt__(self, other: RemotePath) -> bool:
-        return str(self) < str(other)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (str(self), self._store.listings.key)
+        return RemotePath, (str(self), self._store.key)
 
     @property
     def url(self) -> StoreUrl:
@@ -208,65 +208,40 @@ class RemotePath:
 
     def _found(self) -> fs.FileInfo | None:
         if self._url == self._store.root:
-            return self._store.root_entry()
+            # It is asked for alone: what holds it may be large, or closed to this user.
+            with connected(self._url) as store:
+                info = store.get_file_info(self._url.path)
+            return None if info.type == fs.FileType.NotFound else info
         return self._store.entries(self.parent._url).get(self.name)
 
 
-class _Listings:
-    """Listings of directories.
-
-    Attributes:
-        key: Equal for the listings of all copies of a path, in all processes.
-        lock: Held while a directory is listed.
-        entries: Place of a directory -> name -> file or directory.
-    """
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.lock = threading.Lock()
-        self.entries: dict[str, dict[str, fs.FileInfo]] = {}
-
-
 @lru_cache(maxsize=_MOST_COPIED)
-def _copied_listings(key: str) -> _Listings:
-    """The listings that the copies of a path share in this process."""
-    return _Listings(key)
-
-
-def _unpickled(url: str, key: str) -> RemotePath:
-    """A copy of a path."""
-    made = RemotePath(url)
-    made._store.listings = _copied_listings(key)
-    return made
+def _listings(key: str) -> tuple[threading.Lock, dict[str, dict[str, fs.FileInfo]]]:
+    """Place of a directory -> name -> file or directory, and a lock to hold while listing one."""
+    return threading.Lock(), {}
 
 
 class _Store:
     """What the paths below one URL share: the connection, listings, open files, bytes read."""
 
-    def __init__(self, root: StoreUrl, listings: _Listings) -> None:
+    def __init__(self, root: StoreUrl, key: str) -> None:
         self.root = root
-        self.listings = listings
+        self.key = key
+        self._listing, self._listed = _listings(key)
         self._lock = threading.RLock()
         self._files: OrderedDict[str, Any] = OrderedDict()
         self._kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._kept_bytes = 0
 
-    def root_entry(self) -> fs.FileInfo | None:
-        """The file or directory at the root."""
-        with connected(self.root) as store:
-            info = store.get_file_info(self.root.path)
-        return None if info.type == fs.FileType.NotFound else info
-
     def entries(self, directory: StoreUrl) -> dict[str, fs.FileInfo]:
         """Name -> file or directory, of a directory, which may be missing."""
-        known = self.listings.entries
-        with self.listings.lock:
-            if directory.place not in known:
+        with self._listing:
+            if directory.place not in self._listed:
                 selector = fs.FileSelector(directory.path, allow_not_found=True)
                 with connected(directory) as store:
                     infos = store.get_file_info(selector)
-                known[directory.place] = {info.base_name: info for info in infos}
-            return known[directory.place]
+                self._listed[directory.place] = {info.base_name: info for info in infos}
+            return self._listed[directory.place]
 
     def read(self, url: StoreUrl, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Parts of a file that differ, each with a request unless its bytes are kept."""
