@@ -5,7 +5,8 @@ hidden file of the directory, at most once a second, and in the store at the end
 file if a record has its size and checksum and the file in the store has its size.
 
 An upload is given up if it gets no further for some time. It gets further when the store takes
-bytes of a file that it had not taken before, so trying again does not count.
+bytes of a file that it had not taken before, or when a file is first read to compare it with what
+is recorded, so trying again does not count.
 """
 
 from __future__ import annotations

@@ -117,6 +117,19 @@ def test_one_column_of_a_long_trace_takes_few_bytes(
     assert len(sampled) == 2
 
 
+@pytest.mark.parametrize(("gap", "requests"), [(8 << 10, 1), ((8 << 10) + 1, 2)])
+def test_parts_that_are_close_are_read_at_once(
+    environment: S3Server, sample: str, gap: int, requests: int
+) -> None:
+    file = max(SAMPLE.glob("*.arrow"), key=lambda path: path.stat().st_size)
+    content, path = file.read_bytes(), RemotePath(f"{sample}/{file.name}")
+    environment.forget()
+    ranges = [(20 + gap, 30 + gap), (5, 20), (0, 10), (5, 20), (7, 7)]
+    assert path.read_ranges(ranges) == [content[begin:end] for begin, end in ranges]
+    assert path.read_ranges([]) == []
+    assert len([each for each in environment.methods("GET") if file.name in each]) == requests
+
+
 def test_copies_of_a_path_list_a_directory_once(environment: S3Server, sample: str) -> None:
     """The tasks of an engine have a copy each, and a directory may have thousands of files."""
     environment.forget()
