@@ -124,9 +124,12 @@ def read_sidecar(path: Location) -> RankInfo:
         TraceError: It is damaged.
     """
     try:
-        return rank_from_json(read_json(path))
+        info = rank_from_json(read_json(path))
     except ValueError as error:
         raise TraceError(str(error)) from error
+    if path.name != info.segment + SIDECAR_SUFFIX:
+        raise TraceError(f"it is a copy of {info.segment + SIDECAR_SUFFIX}")
+    return info
 
 
 def remove_unrecorded(directory: Path) -> None:

@@ -39,7 +39,6 @@ def read_run(directory: Location) -> RunInfo:
     known_segments = {info.segment for info in run.ranks}
     for info in read_sidecars(directory, run.notes):
         if info.segment not in known_segments:
-            known_segments.add(info.segment)
             run.ranks.append(info)
     if run.labels.get(PARTS_LABEL):
         if directory.name.startswith(PART_PREFIX):

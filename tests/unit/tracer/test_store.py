@@ -488,12 +488,14 @@ def test_a_number_that_nothing_can_hold_is_damage(
     assert "its rank is left out" in run.notes[0]
 
 
-def test_two_records_of_one_rank_are_one(tmp_path: Path) -> None:
+def test_a_copy_of_a_record_is_left_out(tmp_path: Path) -> None:
     write_run(tmp_path, RunInfo())
     info = RankInfo(rank=0, segment=SEGMENT, pid=7)
     for name in (SEGMENT, "rank-00001-0-8"):
         (tmp_path / f"{name}.json").write_text(json.dumps(info.to_json()))
-    assert read_run(tmp_path).ranks == [info]
+    run = read_run(tmp_path)
+    assert run.ranks == [info]
+    assert f"rank-00001-0-8.json cannot be read (it is a copy of {SEGMENT}.json)" in run.notes[0]
 
 
 @pytest.mark.parametrize(
