@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.analyzer.whatif.calibration import SCHEMA
+from ddltrace.analyzer.whatif.calibration import AT_ONCE, SCHEMA
 from ddltrace.experiments.harness.job_process import last_lines, ranks_launcher, run_job
 from ddltrace.experiments.messages.message_plan import Gradient, Message, Slice
 from ddltrace.experiments.strategy.spec import exchange_of, parse
@@ -32,9 +32,6 @@ _SHAPES: Final = ((32, 1), (32, 16), (512, 1))
 
 _LAYERS: Final = 24
 """Of the model with which the engine's work for a gradient is timed; two gradients each."""
-
-_AT_ONCE: Final = 8
-"""Messages that the engine has in flight while exchanges are timed, as in a step."""
 
 _FAST: Final = "10gbit"
 """Rate of an emulated network on which exchanges are timed."""
@@ -161,24 +158,26 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
             elements = parts * side * side
             gradients, messages = _messages(side, parts)
             exchange.prepare(gradients)
-            times = []
+            times: dict[int, list[float]] = {1: [], AT_ONCE: []}
             for number in range(_WARMUP + rounds):
-                payloads = [torch.randn(elements) for _ in messages]
-                dist.barrier()
-                begin = time.perf_counter_ns()
-                exchange.begin_step()
-                started = map(exchange.start, messages, payloads)
-                for handle in list(started):
-                    handle.wait()
-                if number >= _WARMUP:
-                    times.append((time.perf_counter_ns() - begin) / 1e3 / _AT_ONCE)
+                for count, taken in times.items():
+                    payloads = [torch.randn(elements) for _ in range(count)]
+                    dist.barrier()
+                    begin = time.perf_counter_ns()
+                    exchange.begin_step()
+                    started = map(exchange.start, messages, payloads)
+                    for handle in list(started):
+                        handle.wait()
+                    if number >= _WARMUP:
+                        taken.append((time.perf_counter_ns() - begin) / 1e3 / count)
             found.append(
                 {
                     "strategy": spec,
                     "ranks": dist.get_world_size(),
                     "elements": elements,
                     "parts": parts,
-                    "us": statistics.median(times),
+                    "us": statistics.median(times[AT_ONCE]),
+                    "alone_us": statistics.median(times[1]),
                 }
             )
         exchange.close()
@@ -188,10 +187,10 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
 def _messages(side: int, parts: int) -> tuple[dict[int, Gradient], list[Message]]:
     """Messages of some square matrices each."""
     elements = side * side
-    count = _AT_ONCE * parts
+    count = AT_ONCE * parts
     gradients = {n: Gradient(n, f"{n}", elements, shape=(side, side)) for n in range(count)}
     messages = []
-    for number in range(_AT_ONCE):
+    for number in range(AT_ONCE):
         carried = range(number * parts, (number + 1) * parts)
         slices = tuple(Slice(n, 0, elements) for n in carried)
         messages.append(Message(number, slices, 4 * elements * parts))

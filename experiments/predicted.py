@@ -382,7 +382,9 @@ class _Exchanged:
         """What a message takes of processors by the calibration."""
         if self._calibration is None:
             return None
-        return self._calibration.exchange_ns(self._exchange, message.elements, len(message.slices))
+        return self._calibration.exchange_ns(
+            self._exchange, message.elements, len(message.slices), len(self._plan.messages)
+        )
 
     def _more_us(self) -> float:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""

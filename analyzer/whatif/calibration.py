@@ -3,9 +3,10 @@
 The file is JSON: ``schema`` (``ddltrace.calibration/1``), ``library`` and ``created``; ``points``,
 the median time of an all_reduce of each size on each number of ranks, as objects with ``ranks``,
 ``bytes``, ``us``; ``exchanges``, the median time in which the engine averages a message with a
-codec or architecture on links of at least 10 Gbit/s, eight messages at once, as objects with
-``strategy``, ``ranks``, ``elements``, ``parts`` (gradients that it carries), ``us``; and
-``gradient_us``, what the engine takes for each gradient beside DDP.
+codec or architecture on links of at least 10 Gbit/s, as objects with ``strategy``, ``ranks``,
+``elements``, ``parts`` (gradients that it carries), ``us`` (an eighth of eight messages at once)
+and ``alone_us`` (a message alone); and ``gradient_us``, what the engine takes for each gradient
+beside DDP.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from ddltrace.tracer.errors import UsageError
 SCHEMA: Final = "ddltrace.calibration/1"
 FILE: Final = "calibration.json"
 """Its name in the folder of a trace."""
+AT_ONCE: Final = 8
+"""Messages that are in flight while exchanges are timed, as in a step."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -40,6 +43,7 @@ class Exchanged(msgspec.Struct, frozen=True):
     elements: int
     us: float
     parts: int = 1
+    alone_us: float | None = None
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -52,21 +56,31 @@ class Calibration(msgspec.Struct, frozen=True):
     exchanges: list[Exchanged] = []
     gradient_us: float = 0.0
 
-    def exchange_ns(self, strategy: str, elements: int, parts: int) -> float | None:
+    def exchange_ns(self, strategy: str, elements: int, parts: int, messages: int) -> float | None:
         """What the engine's average of a vector takes of the processors; None if not measured.
+
+        A step's messages take a fixed time together and a time each, which follow from a message
+        alone and from eight at once.
 
         Args:
             strategy: A codec, an architecture, or ``ddp``.
             elements: Of the vector.
             parts: Gradients that it carries.
+            messages: How many a step has.
         """
         points = [each for each in self.exchanges if each.strategy == strategy]
         if len(points) < 3:
             return None
         terms = np.array([(1.0, each.elements, each.parts) for each in points])
-        found, *_ = np.linalg.lstsq(terms, np.array([each.us for each in points]), rcond=None)
-        least = min(each.us for each in points)
-        return 1e3 * max(float(found @ (1.0, elements, parts)), least)
+
+        def fitted(times: list[float]) -> float:
+            found, *_ = np.linalg.lstsq(terms, np.array(times), rcond=None)
+            return max(float(found @ (1.0, elements, parts)), min(times))
+
+        eighth = fitted([each.us for each in points])
+        alone = fitted([max(each.alone_us or 0.0, each.us) for each in points])
+        each_us = (AT_ONCE * eighth - alone) / (AT_ONCE - 1)
+        return 1e3 * (each_us + (alone - each_us) / messages)
 
     def overhead_ns(self, ranks: int) -> float:
         """The overhead of a message by the small vectors, on the nearest number of ranks.

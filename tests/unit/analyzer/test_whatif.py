@@ -420,12 +420,18 @@ def test_a_calibration_is_read(tmp_path):
     ]
     document |= {"exchanges": exchanges, "gradient_us": 50.0}
     file = tmp_path / "calibration.json"
+    alone = [{**each, "alone_us": each["us"] + 700, "strategy": "fp16"} for each in exchanges]
+    document["exchanges"] = [*exchanges, *alone]
     file.write_text(json.dumps(document))
     found = read_calibration(file)
     assert found.overhead_ns(4) == pytest.approx((6 * 50 + 1.5 * 10.24) / 6 * 1e3)
-    assert found.exchange_ns("int8", 100_000, 8) == pytest.approx(1_018e3)
-    assert found.exchange_ns("int8", 1, 1) == pytest.approx(21.24e3)  # not less than any
-    assert found.exchange_ns("bf16", 1, 1) is None
+    assert found.exchange_ns("int8", 100_000, 8, 1) == pytest.approx(1_018e3)
+    assert found.exchange_ns("int8", 1, 1, 1) == pytest.approx(21.24e3)  # not less than any
+    assert found.exchange_ns("bf16", 1, 1, 1) is None
+    # A fixed 800 us, and 918 us for each message: 1,718 alone, 1,018 of each of eight.
+    for messages in (1, 8, 2, 80):
+        exchanged_ns = found.exchange_ns("fp16", 100_000, 8, messages)
+        assert exchanged_ns == pytest.approx((918 + 800 / messages) * 1e3)
     trace = tmp_path / "trace"
     shutil.copytree(SAMPLES / "ddp-4-hosts-400mbit", trace)
     options = [str(trace), "--strategy", "wfbp", "--json", "--calibration", str(file)]
