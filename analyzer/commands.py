@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -229,6 +230,7 @@ def _report(
     from ddltrace.analyzer.analysis import analyze_with_paths
     from ddltrace.analyzer.report.threshold import check_threshold
     from ddltrace.analyzer.trace.suggested_commands import dashboard_command
+    from ddltrace.analyzer.whatif.predictions import with_predictions
 
     by_ranks = None
     if definitions == "hta":
@@ -240,6 +242,9 @@ def _report(
     needs_paths = html is not None or tracker is not None
     analyzed = analyze_with_paths(opened, steps) if needs_paths else None
     analysis = opened.analyze(steps) if analyzed is None else analyzed.analysis
+    analysis = with_predictions(opened, analysis)
+    if analyzed is not None:
+        analyzed = replace(analyzed, analysis=analysis)
     if form == "json":
         document = analysis.to_json() | {"definitions": definitions}
         if by_ranks is not None:

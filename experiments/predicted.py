@@ -94,6 +94,7 @@ def apply(
     network: Network | None,
     ranks: int,
     calibration: Calibration | None = None,
+    times_codecs: bool = True,
 ) -> Edit:
     """Replaces the gradient messages of a program by those of a strategy.
 
@@ -103,6 +104,7 @@ def apply(
         network: What messages cost.
         ranks: How many ranks exchange the messages: the program is resized afterwards.
         calibration: What the engine's messages take of processors, where it is measured.
+        times_codecs: Whether to time a codec here that is not calibrated.
 
     Raises:
         Refused: The trace does not hold what the strategy would do to the job.
@@ -122,6 +124,7 @@ def apply(
         network=network,
         ranks=ranks,
         calibration=calibration,
+        times_codecs=times_codecs,
     ).edit()
 
 
@@ -294,7 +297,9 @@ class _Exchanged:
         network: Network,
         ranks: int,
         calibration: Calibration | None,
+        times_codecs: bool,
     ) -> None:
+        self._times_codecs = times_codecs
         self._joined, self._program, self._work = joined, program, work
         self._strategy, self._gradients = strategy, gradients
         self._ranks = ranks
@@ -417,6 +422,8 @@ class _Exchanged:
         measured = self._measured_ns(message)
         if measured is not None:
             return _Cost(sent, rounds, processor_ns=measured)
+        if not self._times_codecs:
+            raise Refused("what its codec takes is not calibrated")
         encode, decode = _codec_ns_per_element(codec)
         if form == "all_to_all":  # each rank averages a part of all payloads, and encodes it
             rounds, encode, decode = 2 * rounds, encode * (1 + 1 / ranks), 2 * decode

@@ -12,6 +12,25 @@ _OF_JOB: Final = (_RECORDS, "ddltrace compare ")
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """How long a step would take with a strategy, by a replay of the last steady steps.
+
+    Attributes:
+        strategy: The strategy.
+        baseline_us: Median time per step of the replayed steps as they are.
+        step_us: The same with the strategy.
+        low_us: Lower end of its 90 % interval.
+        high_us: Upper end.
+    """
+
+    strategy: str
+    baseline_us: float
+    step_us: float
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True)
 class Finding:
     """A finding: a possible improvement, with the measurement that it is based on.
 
@@ -32,6 +51,7 @@ class Finding:
         strategies: The strategies that `ddltrace experiment run` compares to test the advice;
             empty where no strategy tests it.
         rank: The rank whose fault it is; None for what all ranks share.
+        predicted: What a replay predicts of `strategies`, of those that it can answer.
     """
 
     kind: str
@@ -43,6 +63,7 @@ class Finding:
     unsure: bool
     strategies: tuple[str, ...] = ()
     rank: int | None = None
+    predicted: tuple[Prediction, ...] = ()
 
     @property
     def is_of_job(self) -> bool:

@@ -31,6 +31,7 @@ from ddltrace.analyzer.report.sentences import (
     goodput_text,
     hang_text,
     idle_text,
+    predicted_text,
     sentences,
     throughput_of,
 )
@@ -132,6 +133,7 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None 
         sentence=_sentence,
         extra=extra_text,
         hang_text=hang_text,
+        predicted=predicted_text,
     )
     analysis = analyzed.analysis
     drawn = {name: figure for name, figure in _figures(analysis) if figure is not None}

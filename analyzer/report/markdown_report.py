@@ -11,7 +11,7 @@ from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.notes import notes_of
-from ddltrace.analyzer.report.sentences import dimensions_text, sentences
+from ddltrace.analyzer.report.sentences import dimensions_text, predicted_text, sentences
 
 _MAX_RANKS: Final = 16
 _MAX_FINDINGS: Final = 5
@@ -55,7 +55,8 @@ def render_markdown(analysis: Analysis) -> str:
     if analysis.findings:
         lines += ["", "Findings, largest saving first:", ""]
         lines += [
-            f"- {_saving(finding)}: {_escape(finding.evidence)}. To try: {_escape(finding.advice)}."
+            f"- {_saving(finding)}: {_escape(finding.evidence)}. "
+            f"To try: {_escape(finding.advice)}. {_escape(predicted_text(finding))}".rstrip()
             for finding in analysis.findings[:_MAX_FINDINGS]
         ]
     if analysis.compared_dimensions():

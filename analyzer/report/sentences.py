@@ -22,6 +22,7 @@ from ddltrace.analyzer.formatting.units import (
     time_text,
 )
 from ddltrace.analyzer.measures.failures import Failure
+from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.goodput import Goodput
 from ddltrace.analyzer.measures.hangs import Hang, Mismatch, Standstill, stuck_ranks
 from ddltrace.analyzer.measures.path_parts import PathPart
@@ -496,3 +497,13 @@ def _advice(analysis: Analysis) -> str:
 
 def _listed(parts: list[str]) -> str:
     return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def predicted_text(finding: Finding) -> str:
+    """What a replay predicts of a finding's strategies, in sentences; empty if nothing."""
+    return " ".join(
+        f"A replay of the last steps predicts {time_text(each.step_us)} a step with "
+        f"{each.strategy} (90 % interval: {time_text(each.low_us)} to {time_text(each.high_us)}), "
+        f"and {time_text(each.baseline_us)} as they are."
+        for each in finding.predicted
+    )

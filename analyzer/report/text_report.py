@@ -39,6 +39,7 @@ from ddltrace.analyzer.report.sentences import (
     goodput_text,
     hang_text,
     idle_text,
+    predicted_text,
     ranks_text,
     sentences,
     throughput_of,
@@ -186,7 +187,7 @@ def _change(finding: Finding, detail: _Detail) -> str:
         part = f"{part} on rank {finding.rank}"
         if finding.kind == "straggler":
             part = f"waiting for rank {finding.rank}"
-    return f"{part}{saves}{unsure}: {said}."
+    return f"{part}{saves}{unsure}: {said}. {predicted_text(finding)}".rstrip()
 
 
 def _sentences(analysis: Analysis) -> Section:
@@ -727,8 +728,8 @@ def _findings(analysis: Analysis) -> Section:
         )
         text = (
             f"{number}. {saves}: {printable(finding.evidence)}{unsure}. "
-            f"Try: {printable(finding.advice)}."
-        )
+            f"Try: {printable(finding.advice)}. {predicted_text(finding)}"
+        ).rstrip()
         lines += [Paragraph(text, indent="   ")]
         if finding.command is not None and not finding.is_of_job:
             lines += [Paragraph(f"   {finding.instruction}: {finding.command}", indent="     ")]

@@ -246,11 +246,14 @@ class WhatIf:
         baseline_us: Time per step in the trace.
         self_replay_error: How far a replay of the unmodified steps is off, as a share.
         answers_anyway: Whether to answer even if that is more than `REFUSE`.
+        times_codecs: Whether to time a codec that is not calibrated on this machine, which takes
+            seconds, or to refuse it.
     """
 
     def __init__(self, joined: JoinedSteps) -> None:
         self._joined = joined
         self.answers_anyway = False
+        self.times_codecs = True
         self.program = find_program(joined)
         names = sorted(set(self.program.hosts))
         self._hosts = tuple(names.index(host) for host in self.program.hosts)
@@ -345,6 +348,7 @@ class WhatIf:
                 network=self.network,
                 ranks=question.ranks or len(self.program.ranks),
                 calibration=self._calibration,
+                times_codecs=self.times_codecs,
             )
         program, work = edit.program, edit.work
         hosts, spread = self._hosts, 0.0
@@ -754,14 +758,17 @@ class WhatIf:
         )
 
 
-def what_if(trace: Trace) -> WhatIf:
+def what_if(trace: Trace, steps: range | None = None) -> WhatIf:
     """Joins the steps of a trace, to ask about them; a calibration in its folder is used.
+
+    Args:
+        steps: Only these.
 
     Raises:
         TraceError: The trace has no steps that can be replayed.
         UsageError: The file of the calibration cannot be read.
     """
-    asked = WhatIf(join_steps(trace)[1])
+    asked = WhatIf(join_steps(trace, steps)[1])
     if isinstance(trace.path, Path) and (trace.path / FILE).is_file():
         asked.use_calibration(read_calibration(trace.path / FILE))
     return asked

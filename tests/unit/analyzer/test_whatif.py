@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -18,10 +19,12 @@ from support.scheduled import items_of, program_of
 
 import ddltrace
 from ddltrace.analyzer.analysis import join_steps
+from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.events.event_columns import NULL
+from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.open_trace import open_trace
-from ddltrace.analyzer.whatif import questions
+from ddltrace.analyzer.whatif import predictions, questions
 from ddltrace.analyzer.whatif.calibration import read_calibration
 from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
 from ddltrace.analyzer.whatif.predicted_trace import predicted_trace
@@ -439,3 +442,50 @@ def test_a_calibration_is_read(tmp_path):
     assert done.exit_code == 0, done.output
     file.write_text("{")
     assert CliRunner().invoke(whatif, options).exit_code != 0
+
+
+def predicted(trace: Path, *options: str) -> tuple[list[dict[str, Any]], str]:
+    """The predictions in an analysis: in its JSON, and in a form that is read."""
+    runner = CliRunner()
+    found = json.loads(runner.invoke(analyze, [str(trace), "--json"]).stdout)["findings"]
+    text = runner.invoke(analyze, [str(trace), *options]).stdout
+    return [each for finding in found for each in finding["predicted"]], " ".join(text.split())
+
+
+@pytest.mark.parametrize("form", ["--full", "--format=markdown"])
+def test_advice_is_predicted(form: str) -> None:
+    found, text = predicted(SAMPLES / "straggler", form)
+    (bucket,) = found  # best_buckets searches while the job runs
+    assert bucket["strategy"] == "ddp:bucket_mb=1.1"
+    assert bucket["low_us"] < bucket["step_us"] < bucket["high_us"]
+    asked = questions.what_if(open_trace(SAMPLES / "straggler"))
+    assert bucket["baseline_us"] == pytest.approx(asked.baseline_us, rel=0.2)  # of more steps
+    said = f"predicts {time_text(bucket['step_us'])} a step with ddp:bucket_mb=1.1"
+    assert said.replace("_", "") in text.replace("\\_", "").replace("_", "")
+
+
+def test_advice_with_a_codec_is_predicted_by_a_calibration(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    shutil.copytree(SAMPLES / "ddp-4-hosts-400mbit", trace)
+    found, text = predicted(trace)
+    assert found == []
+    assert "replay" not in text
+    points = [{"ranks": 4, "bytes": size, "us": 300 + size / 60} for size in (1024, 1 << 20)]
+    exchanges = [
+        {"strategy": "bf16", "ranks": 4, "elements": n, "parts": parts, "us": 100 + n / 100}
+        for n, parts in ((1024, 1), (16_384, 16), (262_144, 1))
+    ]
+    document = {"schema": "ddltrace.calibration/1", "library": "gloo", "created": "2026-11-28"}
+    (trace / "calibration.json").write_text(
+        json.dumps(document | {"points": points, "exchanges": exchanges})
+    )
+    found, text = predicted(trace)
+    assert [each["strategy"] for each in found] == ["bf16"]
+    assert found[0]["step_us"] < found[0]["baseline_us"]
+    assert f"A replay of the last steps predicts {time_text(found[0]['step_us'])}" in text
+
+
+def test_advice_on_many_messages_is_not_predicted(monkeypatch) -> None:
+    monkeypatch.setattr(predictions, "_MOST_MESSAGES", 1)
+    monkeypatch.setattr(predictions, "_EVENTS_PER_MESSAGE", 1 << 20)
+    assert predicted(SAMPLES / "straggler")[0] == []
