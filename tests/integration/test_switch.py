@@ -123,7 +123,6 @@ def wait_until_off(trace: Path, step: int, ranks: tuple[int, ...] = (0, 1)) -> N
     while time.monotonic() < deadline:
         infos = [info for info in read_sidecars(trace, []) if info.rank in ranks]
         if all(info.is_off and info.windows[-1]["first"] == step for info in infos):
-            time.sleep(2)  # the profiler's rows are read in the background
             return
         time.sleep(0.1)
     raise AssertionError("the range does not end")

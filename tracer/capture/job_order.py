@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -13,9 +14,11 @@ from ddltrace.tracer.config import LEVELS
 
 _MOST_AT_ONCE: Final = 32
 _LEAD_NS: Final = 300_000_000
-"""Time until the change: longer than the order takes to all ranks."""
+"""Time until the change, at least: longer than the order takes to all ranks."""
 _LEAD_TO_RENAME_NS: Final = 2_000_000_000
 """The same if a rank that is late could never follow."""
+_TIMES_AS_LONG: Final = 5
+"""The lead is so many times as long as the question for the ranks' states took, on busy hosts."""
 
 ACTIONS: Final = ("on", "off", "level")
 
@@ -84,7 +87,9 @@ def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
         change. `missing`: those that cannot, and `reasons`: why not, by rank.
     """
     reasons: dict[int, str] = {}
+    asked_ns = time.monotonic_ns()
     states = ask_all(members, {"do": "state"}, reasons)
+    lead_ns = _TIMES_AS_LONG * (time.monotonic_ns() - asked_ns)
     world = max((state["world_size"] for state in states.values()), default=0)
     wanted = set(range(world)) if order.ranks is None else set(order.ranks)
     for rank in sorted(wanted - set(states)):
@@ -94,7 +99,8 @@ def carry_out(order: Order, members: Sequence[Member]) -> dict[str, Any]:
     step = None
     if wanted & set(shifts):
         renames = order.action != "level" and any(states[r]["marks"] is not None for r in shifts)
-        step = _common_step(states, shifts, _LEAD_TO_RENAME_NS if renames else _LEAD_NS)
+        lead_ns = max(lead_ns, _LEAD_TO_RENAME_NS if renames else _LEAD_NS)
+        step = _common_step(states, shifts, lead_ns)
         # All ranks have to call the step the same, not only those that change.
         asked = set(shifts) if renames else wanted & set(shifts)
         requests = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def test_short_steps_get_more_of_them_as_a_lead() -> None:
     answer = carry_out(Order("off"), members(Rank(0, 5, step_ns=1_000_000)))
     assert answer["step"] == 305
     assert answer["missing"] == [1, 2]
+
+
+def test_ranks_that_answer_late_get_a_longer_lead() -> None:
+    class Late(Rank):
+        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(0.2)
+            return super().ask(request)
+
+    answer = carry_out(Order("off"), members(Rank(0, 5), Late(1, 5), Rank(2, 5)))
+    assert answer["step"] >= 5 + 10  # five times 0.2 s, at 0.1 s a step
 
 
 def test_an_order_does_not_overtake_the_one_before() -> None:
