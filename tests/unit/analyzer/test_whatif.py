@@ -45,6 +45,7 @@ from ddltrace.analyzer.whatif.questions import (
 )
 from ddltrace.analyzer.whatif.replay import Replay
 from ddltrace.analyzer.whatif_commands import whatif
+from ddltrace.tracer.errors import UsageError
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 STEPS = 8
@@ -489,3 +490,31 @@ def test_advice_on_many_messages_is_not_predicted(monkeypatch) -> None:
     monkeypatch.setattr(predictions, "_MOST_MESSAGES", 1)
     monkeypatch.setattr(predictions, "_EVENTS_PER_MESSAGE", 1 << 20)
     assert predicted(SAMPLES / "straggler")[0] == []
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *(("us", value) for value in (0, -1, 1e300, "1")),
+        *(("ranks", value) for value in (1, 1 << 60, 2.5)),
+        ("bytes", 0),
+        ("gradient_us", -1),
+        ("schema", "ddltrace.calibration/2"),
+        ("points", []),
+        ("exchanges", [{"strategy": "bf16", "ranks": 4, "elements": 1, "us": 1, "alone_us": -1}]),
+    ],
+)
+def test_a_damaged_calibration_is_one_line_and_no_prediction(
+    where: str, value: object, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    shutil.copytree(SAMPLES / "straggler", trace)
+    point = {"ranks": 2, "bytes": 1024, "us": 100.0}
+    document = {"schema": "ddltrace.calibration/1", "library": "gloo", "created": "2026-11-28"}
+    document |= {"points": [{**point, where: value} if where in point else point, point]}
+    document |= {where: value} if where not in point else {}
+    (trace / "calibration.json").write_text(json.dumps(document))
+    done = CliRunner().invoke(whatif, [str(trace), "--strategy", "bf16"])
+    assert isinstance(done.exception, UsageError)
+    assert "calibration.json is not a calibration" in str(done.exception)
+    assert predicted(trace)[0] == []
