@@ -187,13 +187,13 @@ def _of_exchange(
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
     options = _OPTIONS[facts.wrapper]
-    by_size = "" if cost.fitted else ", by its size"
+    by_size = "" if cost.fitted else " (assumed, as messages are small)"
     if count >= 2 and exchange.bytes and exchange.gradients:
         each = cost.latency_us / count
         yield Proposal(
-            f"merge messages{options.merge}: {count:.0f} {exchange.op} in each step "
-            f"({bytes_text(round(exchange.bytes))} in all) pay a latency of "
-            f"{time_text(each)} one by one{by_size}",
+            f"merge messages{options.merge}: each of the {count:.0f} {exchange.op} a step "
+            f"({bytes_text(round(exchange.bytes))} in total) costs a latency of "
+            f"{time_text(each)}{by_size}",
             (count - 1) * each * scale,
             Change("merge", exchange.ranks),
         )
@@ -203,7 +203,7 @@ def _of_exchange(
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
             unknown = ", if they are in full precision" if facts.element_bytes is None else ""
             yield Proposal(
-                f"send less: gradients in half precision{options.halve} halve the "
+                f"send gradients in half precision{options.halve}: this halves the "
                 f"{bytes_text(round(exchange.bytes))} a step{unknown}",
                 cost.moving_us / 2 * scale,
                 Change("halve", exchange.ranks),
@@ -214,7 +214,7 @@ def _of_exchange(
             yield Proposal(
                 f"keep gathered parameters for the backward pass ({options.keep}), if memory "
                 "allows: "
-                f"{count:.0f} all_gathers a step serve {scatters:.0f} reduce_scatters",
+                f"there are {count:.0f} all_gathers a step for {scatters:.0f} reduce_scatters",
                 (count - scatters) / count * cost.total_us * scale,
             )
         if low:
@@ -245,22 +245,22 @@ def _of_link(
     # Microbatches follow each other, too, and cannot be merged.
     if facts.sends_in_a_row and not analysis.pipelines and link.bytes:
         yield Proposal(
-            f"merge messages: a link carries {link.count:.0f} of {size} in each step, of whose "
-            f"transfer {share_text(cost.latency_us / cost.total_us)} is latency; send what goes to "
-            "one rank at a time in one message",
+            f"merge messages: a link carries {link.count:.0f} of {size} a step, and latency is "
+            f"{share_text(cost.latency_us / cost.total_us)} of their transfer; send what goes to "
+            "one rank at the same time in one message",
             latency * facts.sends_in_a_row,
         )
     if overlap is not None and overlap < _LOW_OVERLAP:
         # A first message has nothing to hide behind.
         yield Proposal(
-            "receive ahead: post irecv for the next message before the work on this one, and "
-            "isend in place of send, so that compute hides the transfers",
+            "post irecv for the next message before the work on this one, and use isend instead "
+            "of send, so that compute hides the transfers",
             mine * (1 - 1 / max(link.count, 1.0)),
         )
     if not link.bytes:
         return
     yield Proposal(
-        f"send less: activations and gradients in half precision halve the messages of {size}, "
+        f"send activations and gradients in half precision: this halves the messages of {size}, "
         "if they are in full precision",
         (mine - latency) / 2,
     )
@@ -284,8 +284,8 @@ def _split(exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts) -> It
     options = _OPTIONS[facts.wrapper]
     how = f" ({options.split.format(megabytes=megabytes)})" if options.split else ""
     yield Proposal(
-        f"start sending earlier, in smaller buckets of about {bytes_text(size)}{how}: only the "
-        "last one then follows the backward pass",
+        f"start sending earlier, in smaller buckets of about {bytes_text(size)}{how}: then only "
+        "the last one follows the backward pass",
         max(cost.total_us - remaining, 0.0) * scale,
         Change("split", exchange.ranks, megabytes),
     )
@@ -296,21 +296,24 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
     if main is None or (facts.link and facts.link.transfer_us > main.transfer_us):
         main = facts.link
     if main is None:
-        return Proposal("no change of this job's messages pays; a faster link would", exposed_us)
+        return Proposal(
+            "use a faster link: ddltrace knows no change of this job's messages that would help",
+            exposed_us,
+        )
     if not main.bytes:
         return Proposal(
-            "a faster link: the trace does not have the messages' sizes, so that nothing else can "
-            "be judged",
+            "use a faster link: the trace lacks the sizes of messages, without which other changes "
+            "cannot be judged",
             exposed_us,
         )
     cost = _cost(analysis, main)
     share = cost.latency_us / cost.total_us if cost.total_us else 0.0
-    per_step = f"{main.count:.0f} {main.op} a step ({bytes_text(round(main.bytes))} in all)"
-    why = f"it is not known how much of the time of the {per_step} is latency"
+    per_step = f"{main.count:.0f} {main.op} a step ({bytes_text(round(main.bytes))} in total)"
+    why = f"how much of the transfer of {per_step} is latency is not known"
     if cost.fitted:
-        why = f"of the time of the {per_step}, {share_text(share)} is latency"
+        why = f"{share_text(share)} of the transfer of {per_step} is latency"
     if not (facts.replicated and main.gradients):
-        return Proposal(f"a faster link, or fewer exchanges: {why}", exposed_us)
+        return Proposal(f"use a faster link, or communicate less often: {why}", exposed_us)
     options = _OPTIONS[facts.wrapper]
     how = f" ({options.accumulate})" if options.accumulate else ""
     return Proposal(
@@ -374,13 +377,14 @@ def _stopped_processes(analysis: Analysis) -> Iterator[Finding]:
         return
     stop, rank = max(stopped, key=lambda pair: pair[0].least_us)
     others = len({number for _, number in stopped} - {rank})
-    more = f"; {others} more rank{'s' if others > 1 else ''} stood still as well" if others else ""
+    more = f"; {counted(others, 'more rank', 'was')} stopped as well" if others else ""
     until = "" if stop.last_step is None else f", until step {stop.last_step}"
     yield _of_resource(
         "stopped",
         f"no thread of rank {rank} ran for {time_text(stop.least_us)} to "
-        f"{time_text(stop.most_us)}{until}: its process used no more processor time than it "
-        f"uses in a second, waited for none, and its counters, due every second, are missing{more}",
+        f"{time_text(stop.most_us)}{until}: its counters, due every second, are missing, and in "
+        "that time its process used no more processor time than it usually does in a second and "
+        f"did not wait for a processor{more}",
         "find what stopped the process, or suspended it: SIGSTOP (kill -STOP, a batch system that "
         "preempts), a debugger, a frozen container or virtual machine; or a call that waits "
         "without releasing Python's lock",
@@ -444,7 +448,7 @@ def _busy_hosts(analysis: Analysis) -> Iterator[Finding]:
         return
     row = max(busy, key=lambda row: row.cpu_wait_share or 0.0)
     others = len({each.host for each in busy}) - 1
-    more = f"; {counted(others, 'more host')} had none either" if others else ""
+    more = f"; {counted(others, 'more host')} had none" if others else ""
     waits = (
         ""
         if row.cpu_wait_share is None
@@ -454,8 +458,8 @@ def _busy_hosts(analysis: Analysis) -> Iterator[Finding]:
     yield _of_resource(
         "processors",
         f"host {printable(row.host)} had no free processor (95 % busy) in "
-        f"{share_text(row.host_busy_share or 0.0)} of the samples{waits}{more}; what this costs is "
-        "not known, and it makes the other numbers unsure",
+        f"{share_text(row.host_busy_share or 0.0)} of the samples{waits}{more}; the cost is not "
+        "known, and all other numbers depend on this load",
         "start fewer threads (OMP_NUM_THREADS, data loader workers) or fewer ranks on such a "
         "host, or move other work off it",
     )
@@ -488,13 +492,13 @@ _MAX_NAME: Final = 60
 _FIXES: Final = {
     "compute": "give that rank less work, or look for what slows its device",
     "data": "give its data loader more workers, or look at where it reads from",
-    "copy": "look at what that rank copies from and to its device that the others do not",
-    "host": "look at what its host code does that the others' does not",
-    "update": "look at what its optimizer does that the others' does not",
-    "unrecorded": "record the host as well, to see what that rank does there",
+    "copy": "compare what that rank copies from and to its device with the other ranks",
+    "host": "compare its host code with that of the other ranks",
+    "update": "compare its optimizer's work with that of the other ranks",
+    "unrecorded": "record the host as well, to see what that rank does in that time",
     "stopped": "find what stopped its process, or suspended it (see the finding on it)",
     "network": "look at that rank's own link: its port, its route, what else uses them",
-    None: "look at what that rank does before it enters its collectives",
+    None: "look at what that rank does before it enters collectives",
 }
 _FIX_OF_COLLECTIONS: Final = (
     "keep Python's garbage collector out of the steps: gc.freeze() when the model is built, or "
@@ -533,7 +537,7 @@ _FIX_OF: Final = {
 } | {"transfer": "network"}
 _LINK_FIX: Final = "look at the link between these ranks: its port, its route, what else uses it"
 _RECORD_ALL: Final = (
-    "record all ranks: without all ranks of a message, its transfer cannot be separated from "
+    "record all ranks: without all ranks of a message, its transfer cannot be told from "
     "waiting for another rank"
 )
 _SHOWN_CAUSES: Final = 2
@@ -619,12 +623,12 @@ def _communication(
     if top is not None and share:
         part = f", {share_text(top.share / share)} of it {_named(top)}"
     overlap = analysis.summary.overlap_ratio
-    hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
+    hidden = "" if overlap is None else f"; compute hides {share_text(overlap)} of communication"
     main = _main_collective(analysis)
     evidence = f"{share_text(share)} of the critical path is transfer{part}{hidden}"
     if held["wait"] > share:
         evidence += (
-            f"; {share_text(held['wait'])} is waiting that nothing explains, which may be transfer"
+            f"; {share_text(held['wait'])} is unexplained waiting, part of which may be transfer"
         )
     if main is None and facts.link is None:
         proposal = replace(proposal, advice=_RECORD_ALL, change=None)
@@ -657,7 +661,7 @@ def _network(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         f"the connection from {printable(worst.src_host)} to {printable(worst.dst_host)} (ranks "
         f"{worst.src} and {worst.dst}) carries {bandwidth_text(worst.rate_gbps)} while it has "
         f"bytes to send, others {bandwidth_text(slow.usual_gbps)}{more}{common}; the saving is "
-        "that of all transfer",
+        "what a step without any transfer would save",
         f"measure the link{f' of {host}' if host else ''} without the job (iperf3), and compare "
         "its speed (ethtool), errors (ip -s link) and switch port with those of the others",
     )
@@ -713,10 +717,13 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     if culprit is None or culprit.saves_us is None:
         saves = savings.imbalance_us
         rank = None
-        how = f"they take turns at it, rank {worst.rank} last to {share_text(worst.share)}"
+        how = (
+            f"no single rank delays the others: rank {worst.rank}, with the largest total "
+            f"lateness, enters {share_text(worst.share)} of its collectives last"
+        )
         how += _collections(analysis)
         advice = (
-            "look for what varies from rank to rank and step to step: the lengths of inputs, "
+            "look for what varies between ranks and between steps, such as lengths of inputs, "
             "garbage collection, other work on the machines"
         )
     else:
@@ -730,8 +737,8 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         savings,
         "straggler",
         saves,
-        f"on a rank (mean), {share_text(share)} of a step is waiting for others without computing; "
-        f"{how}",
+        f"on average, a rank spends {share_text(share)} of a step waiting for others without "
+        f"computing; {how}",
         advice,
         unsure=worst.unsure,
         rank=rank,
@@ -747,8 +754,8 @@ def _slower_than_ideal(analysis: Analysis, savings: Savings) -> Finding | None:
     workers, last_stage = ideal.m_w or 0.0, ideal.m_s or 0.0
     if max(workers, last_stage) < _MOST:
         advice = (
-            "neither few slow ranks nor a slow last stage explain it: look for what varies from "
-            "microbatch to microbatch, such as the lengths of sequences, and balance it"
+            "balance what varies between microbatches, such as lengths of sequences: neither few "
+            "slow ranks nor a slow last stage explain most of it"
         )
     elif workers >= last_stage:
         ranks = " and ".join(f"rank {rank}" for rank in ideal.slowest_ranks)
@@ -789,11 +796,11 @@ def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
             savings,
             "pipeline",
             min(max(saves - count * latency, 0.0), savings.step_us),
-            f"stages of the pipeline are blocked {share_text(pipeline.bubble_share)} of their "
-            f"time; {count} microbatches on {stages} equal stages without transfers leave "
+            f"bubbles take {share_text(pipeline.bubble_share)} of the time of the pipeline's "
+            f"stages; {count} microbatches on {stages} equal stages without transfers would have "
             f"{share_text(pipeline.ideal_share)}",
-            f"cut batches into more microbatches ({2 * count} would halve the time in which the "
-            "pipeline fills and drains), or interleave several stages on each rank",
+            f"use more microbatches ({2 * count} would halve the time in which the pipeline fills "
+            "and drains), or interleave several stages on each rank",
         )
 
 
@@ -806,22 +813,19 @@ def _largest_causes(analysis: Analysis) -> list[RootCause]:
 def _root_cause(analysis: Analysis, savings: Savings, cause: RootCause) -> Finding:
     """The finding on a cause of waiting."""
     waiting = cause.direct_us + cause.propagated_us
-    evidence = (
-        f"ranks wait {time_text(waiting)} a step, summed over them, because "
-        f"{root_cause_text(cause)}"
-    )
+    evidence = f"ranks wait {time_text(waiting)} a step in total, because {root_cause_text(cause)}"
     if cause.peer is not None and cause.slower_us > waiting:
         evidence = (
             f"{root_cause_text(cause)}: blocked receives last {time_text(cause.slower_us)} a "
             "step longer"
         )
     if cause.propagated_us:
-        evidence += f"; {time_text(cause.propagated_us)} of it through other ranks"
+        evidence += f"; {time_text(cause.propagated_us)} of it is propagated by other ranks"
     if cause.saves_range_us is not None:
         evidence += (
             f"; without that, a step is {time_text(cause.saves_range_us[0])} to "
-            f"{time_text(cause.saves_range_us[1])} shorter, depending on what ranks do in the "
-            "time that nothing explains"
+            f"{time_text(cause.saves_range_us[1])} shorter, depending on what ranks do in "
+            "unexplained time"
         )
     advice = _LINK_FIX if cause.peer is not None else _FIXES[_FIX_OF.get(cause.activity)]
     if cause.activity == "compute" and analysis.pipelines:
@@ -836,26 +840,34 @@ def root_cause_text(cause: RootCause) -> str:
     if cause.peer is not None:
         return f"messages from rank {cause.peer} to rank {cause.rank} take longer than others"
     if cause.activity == "transfer":
-        return f"rank {cause.rank} is longer in collectives of other ranks"
+        return f"rank {cause.rank} spends longer in other transfers than the ranks that wait"
     if cause.activity == "unrecorded":
-        return f"rank {cause.rank} is longer in time of which nothing is recorded"
+        return f"rank {cause.rank} has more unrecorded time than the ranks that wait"
     if cause.activity == "stopped":
         return f"the process of rank {cause.rank} was stopped"
     name = "" if cause.name is None else f" ({shorten(printable(cause.name), _MAX_NAME)})"
-    return f"{cause.activity}{name} on rank {cause.rank} takes longer than on those that wait"
+    return f"{cause.activity}{name} on rank {cause.rank} takes longer than on the ranks that wait"
+
+
+def share_of_collectives(share: float) -> str:
+    """The collectives that a rank enters last, of all in which it takes part."""
+    return "every collective" if share == 1.0 else f"{share_text(share)} of its collectives"
 
 
 def _lateness(analysis: Analysis, row: StragglerRow) -> str:
-    how = f"last in {share_text(row.share)} of its collectives, by {time_text(row.lateness_us)}"
+    how = (
+        f"the last to enter {share_of_collectives(row.share)}, "
+        f"{time_text(row.lateness_us)} after the others (median)"
+    )
     if row.sometimes:
-        how = f"late in {row.late_steps} of {analysis.summary.steps} steps"
-        how += f", by {time_text(row.late_step_us)} in these"
+        how = f"late mainly in {row.late_steps} of {analysis.summary.steps} steps"
+        how += f", by {time_text(row.late_step_us)} (median)"
     if row.cause is None:
         return how
     if row.cause == "stopped":
         return f"{how}: its process was stopped"
     cause, longer = cause_text(analysis, row), time_text(row.cause_us)
-    when = "in such a step" if row.sometimes else "per step"
+    when = "in such a step" if row.sometimes else "a step"
     of_it = collections_text(row)
     return f"{how}; its {cause} takes {longer} longer {when} than on the others{of_it}"
 
@@ -867,7 +879,7 @@ def _collections(analysis: Analysis) -> str:
     taken = len(times) * summary.steps * (summary.rank_step_us.mean or 0.0)
     if not taken or sum(times) < _MIN_SHARE * taken:
         return ""
-    return f"; {share_text(sum(times) / taken)} of a step on a rank is Python's garbage collector"
+    return f"; Python's garbage collector takes {share_text(sum(times) / taken)} of a rank's step"
 
 
 def collections_text(row: StragglerRow) -> str:
@@ -913,11 +925,9 @@ def _host(
     gaps = analysis.launch_gaps
     inside = 0.0 if gaps is None else gaps.in_phase_share_of_host or 0.0
     if gaps is None:
-        where = " outside of forward, backward, optimizer and data loading"
+        where = " outside forward, backward, optimizer and data loading"
     else:
-        where = (
-            f", {share_text(inside)} of it inside of recorded forward, backward and optimizer spans"
-        )
+        where = f", {share_text(inside)} of it inside forward, backward and optimizer spans"
         where = where if inside else ""
     evidence = (
         f"{share_text(held['host'])} of the critical path is host code{where}"
@@ -932,21 +942,20 @@ def _host(
         )
         optimizer = "" if _is_fused(facts) else ", use the optimizer's fused=True"
         advice = (
-            "launch less: fuse kernels with torch.compile, launch many at once with CUDA graphs "
-            f'(torch.compile(mode="reduce-overhead"), torch.cuda.graph){optimizer}, or use larger '
-            "batches"
+            "launch fewer kernels: fuse them with torch.compile, launch many at once with CUDA "
+            'graphs (torch.compile(mode="reduce-overhead"), torch.cuda.graph)'
+            f"{optimizer}, or use larger batches"
         )
     else:
         record = "" if analysis.trace.source == "ddltrace" else "record it with ddltrace run and "
-        between = "" if inside >= _MOST else " between steps"
-        advice = (
-            f"look for logging, checkpoints or sleeps{between}; {record}mark regions with "
-            "ddltrace.annotate to see which"
-        )
+        what = "logging, checkpoints or sleeps between steps"
+        if inside >= _MOST:
+            what = "Python code, logging or synchronization that delays launches"
+        advice = f"look for {what}; {record}mark regions with ddltrace.annotate to see which"
     if gaps is not None and gaps.synchronizations >= 1:
         advice += (
-            "; look for .item(), .cpu() and printed tensors: calls in which the host waits for the "
-            f"device, and launches nothing, a step: {gaps.synchronizations:,.1f}"
+            "; look for .item(), .cpu() and printed tensors: in "
+            f"{gaps.synchronizations:,.1f} calls a step, the host waits for the device"
         )
     yield _finding(savings, "host", savings.host_us, evidence, advice)
 
@@ -966,7 +975,7 @@ def _data(analysis: Analysis, savings: Savings, held: dict[str, float]) -> Itera
         savings,
         "data",
         savings.data_us,
-        f"{share_text(held['data'])} of the critical path is fetching batches"
+        f"{share_text(held['data'])} of the critical path is data loading"
         f"{_where(analysis, 'data')}",
         "give the DataLoader more num_workers, and persistent_workers=True",
     )
@@ -993,17 +1002,17 @@ def _update(
 ) -> Iterable[Finding]:
     saves = savings.update_us
     fused = _is_fused(facts)
-    advice = "" if fused else "use the optimizer's fused=True, where it has that"
+    advice = "" if fused else "use the optimizer's fused=True, if it has this option"
     sharing = _sharded_update(analysis, facts, savings)
     if sharing > _MIN_SHARE * savings.step_us:
         shard = (
-            "shard it over the ranks (ZeroRedundancyOptimizer), which saves "
-            f"{time_text(sharing)} a step at most"
+            "shard it over the ranks (ZeroRedundancyOptimizer), which saves at most "
+            f"{time_text(sharing)} a step"
         )
         advice = f"{advice}, or {shard}" if advice else shard
         saves = sharing if fused else saves
     if not advice:
-        advice = "it is fused already: update every parameter less often, or keep fewer states"
+        advice = "update parameters less often, or use an optimizer with fewer states: it is fused"
     yield _finding(
         savings,
         "update",
@@ -1030,10 +1039,10 @@ def _compute(analysis: Analysis, savings: Savings, held: dict[str, float]) -> It
     what = ""
     if top is not None and top.name is not None:
         what = f"; its largest part is {_named(top)} on rank {top.rank}, {time_text(top.us)} a step"
-    advice = "make the model's own work faster (lower precision, torch.compile, larger batches)"
+    advice = "speed up the model itself (lower precision, torch.compile, larger batches)"
     if _knows_communication(analysis):
         rest = savings.transfer_us / savings.step_us
-        advice += f": no faster message can save more than {share_text(rest)} of the step"
+        advice += f": faster communication saves at most {share_text(rest)} of the step"
     yield _finding(
         savings,
         "compute",

@@ -327,7 +327,7 @@ def _fit(kind: FitKind, everything: FitSamples) -> CostFit:
     latency = bandwidth = alpha = error = None
     verdict = f"too few sizes ({len(sizes)}) to tell latency from bandwidth"
     if samples.shared and not _tells(samples.size):
-        verdict = "most messages share the link with others: what one alone would take is not seen"
+        verdict = "most messages share the link with others, so the time of one alone is not known"
     if _tells(samples.size):
         i, j = np.triu_indices(len(sizes), 1)
         slope = float(np.median((medians[j] - medians[i]) / (sizes[j] - sizes[i])))

@@ -35,7 +35,7 @@ def render_markdown(analysis: Analysis) -> str:
             (
                 "step, mean",
                 "overlap ratio",
-                "compute on a rank (mean)",
+                "compute on a rank",
                 "exposed communication on a rank",
                 "waiting for others on a rank",
                 "idle on a rank",
@@ -62,7 +62,7 @@ def render_markdown(analysis: Analysis) -> str:
     if analysis.compared_dimensions():
         lines += ["", *_dimensions(analysis), "", dimensions_text(summary)]
     if analysis.ranks:
-        lines += ["", "On each rank, totals over the analyzed window:", "", *_ranks(analysis)]
+        lines += ["", "Each rank, totals over the analyzed window:", "", *_ranks(analysis)]
     lines += [f"\n> {_escape(note)}" for note in notes_of(analysis)]
     return "\n".join(lines)
 

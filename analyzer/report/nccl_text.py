@@ -42,15 +42,23 @@ def nccl_section(nccl: Nccl | None) -> Section:
         lines.append(TextTable(header, [_collective(row) for row in nccl.collectives[:_MAX_ROWS]]))
         lines += _more(len(nccl.collectives))
     if nccl.links:
-        header = ["proxy of rank", "steps", "bytes", "bandwidth", "network", "waits: GPU", "peer"]
+        header = [
+            "proxy of rank",
+            "steps",
+            "bytes",
+            "bandwidth",
+            "network",
+            "GPU wait",
+            "peer wait",
+        ]
         links = sorted(nccl.links, key=lambda link: -link.bytes)
         lines.append(TextTable(header, [_link(link) for link in links[:_MAX_ROWS]]))
         lines += _more(len(links))
         inside, between = bytes_text(nccl.inside_host_bytes), bytes_text(nccl.between_hosts_bytes)
         unknown = bytes_text(nccl.unknown_bytes)
         lines.append(
-            f"  sent by proxies: {inside} inside of hosts, {between} between hosts, {unknown} to "
-            "ranks without a record"
+            f"  sent by proxies: {inside} within hosts, {between} between hosts, {unknown} to "
+            "ranks that were not recorded"
         )
     lines += [f"  {verdict}" for verdict in nccl_verdicts(nccl)]
     return lines
@@ -97,7 +105,7 @@ def _slow(row: NcclRank) -> str:
     if row.slow == "network":
         return f"rank {row.rank} sends at {bandwidth_text(row.send_gbps)}: its network is slow"
     waits = time_text(row.receive_gpu_wait_us)
-    return f"rank {row.rank}: what it receives waits {waits} a step for its GPU, which is late"
+    return f"rank {row.rank}: received data waits {waits} a step for its GPU, which is late"
 
 
 def _choice(row: NcclChoice) -> str:

@@ -27,8 +27,8 @@ def notes_of(analysis: Analysis) -> list[str]:
     joining = analysis.joining
     if joining.mismatched:
         notes.append(
-            f"{counted(joining.mismatched, 'collective', 'does')} not agree on operation or "
-            "size across ranks: left out of all times"
+            f"ranks disagree on operation or size of {counted(joining.mismatched, 'collective')}: "
+            "left out of all times"
         )
     notes += [
         f"ranks disagree on a message that completed: {mismatch_text(each)}"
@@ -37,11 +37,11 @@ def notes_of(analysis: Analysis) -> list[str]:
     if joining.partial:
         notes.append(
             f"{joining.partial} of {joining.collectives} collectives "
-            f"{agreeing(joining.partial, 'lacks')} some rank"
+            f"{agreeing(joining.partial, 'lacks')} the record of some rank"
         )
     if joining.p2p_unmatched:
         lack = "send or receive lacks" if joining.p2p_unmatched == 1 else "sends and receives lack"
-        notes.append(f"{joining.p2p_unmatched} {lack} the other side")
+        notes.append(f"{joining.p2p_unmatched} {lack} the record of the other side")
     if joining.by_order:
         notes.append("collectives carry no sequence numbers: joined by operation, size and order")
     notes += _notes_on_clocks(analysis)
@@ -57,8 +57,8 @@ def _notes_on_clocks(analysis: Analysis) -> list[str]:
     notes = []
     if polled:
         notes.append(
-            f"the ends of {polled} of {messages} messages are from polling every 0.5 to 5 ms: they "
-            "can be that much too late"
+            f"the ends of {polled} of {messages} messages were found by polling every 0.5 to 5 ms: "
+            "they can be late by as much"
         )
     if replayed:
         notes.append(
@@ -81,8 +81,8 @@ def host_ahead(analysis: Analysis) -> str | None:
     wall = next(each.step_us_p50 for each in analysis.ranks if each.rank == row.rank)
     return (
         f"the host runs ahead of the device: on rank {row.rank}, the work of a step begins "
-        f"{time_text(lag)} after its launch. There a step takes {time_text(wall)} on the host "
-        f"(median) and {time_text(period)} on the device (mean), and launches {time_text(comm)} of "
-        "communication; "
-        "other figures count work in the step in which it runs"
+        f"{time_text(lag)} after the step begins on the host. A step takes {time_text(wall)} on "
+        f"the host (median) and {time_text(period)} on the device (mean), and launches "
+        f"{time_text(comm)} of communication; all other tables count work in the step in which it "
+        "runs"
     )

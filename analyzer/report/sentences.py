@@ -1,7 +1,8 @@
 """The summary sentences of a report: time breakdown, cause and proposed change.
 
 A share "on the critical path" is of the time between the first start and the last end of the steps,
-one "on a rank (mean)" is of the steps of every rank; nothing else is said to be a share of a step.
+one that "a rank spends on average" is of the steps of every rank; nothing else is said to be a
+share of a step.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from ddltrace.analyzer.findings.advice import (
     collections_text,
     path_shares,
     root_cause_text,
+    share_of_collectives,
 )
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import (
+    agreeing,
     count_text,
     counted,
     printable,
@@ -41,13 +44,9 @@ _NAMES = {
     "update": "the optimizer's update",
     "data": "data loading",
     "copy": "device copies",
-    "host": "host code between them",
+    "host": "host code",
     "idle": "idle",
 }
-ON_A_RANK = "On a rank (mean)"
-"""Begins shares of the steps of every rank, as `Summary` defines them."""
-
-_OVER_RANKS = ", from its first start to its last end on any rank"
 _SHOWN_PARTS = 3
 _WAITING_WORTH_SAYING = 0.02
 _MAIN_CAUSE = 0.25
@@ -70,7 +69,8 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
         first, more = analysis.hangs[0], len(analysis.hangs) - 1
         in_circle = bool(first.missing) and stuck_ranks(analysis.hangs).issuperset(first.missing)
         circle = "Ranks wait for each other: " if in_circle else ""
-        hang = [f"{circle}{hang_text(first)}{f' ({more} more hang)' if more else ''}."]
+        others = f"; {counted(more, 'more message', 'hangs')}" if more else ""
+        hang = [f"{circle}{hang_text(first)}{others}."]
     elif analysis.standstill is not None:
         hang = [_standstill(analysis.standstill)]
     if not analysis.trace.ranks:
@@ -128,12 +128,12 @@ def idle_text(summary: Summary) -> str:
     """Formats the idle time of the run by cause, largest first; empty if it is not known."""
     idle = summary.idle
     causes = [
-        (idle.data_share, "for data"),
-        (idle.other_rank_share, "for another rank"),
-        (idle.message_share, "for a message"),
-        (idle.host_share, "for the host's own code"),
+        (idle.data_share, "waiting for data"),
+        (idle.other_rank_share, "waiting for another rank"),
+        (idle.message_share, "waiting for a message"),
+        (idle.host_share, "while the host runs other code"),
         (idle.stopped_share, "while the process was stopped"),
-        (idle.unknown_share, "for something that the trace does not show"),
+        (idle.unknown_share, "for reasons that the trace does not show"),
     ]
     known = sorted(
         ((share, what) for share, what in causes if share and share >= _SHOWN_SHARE), reverse=True
@@ -142,17 +142,23 @@ def idle_text(summary: Summary) -> str:
         return ""
     over = "a step" if summary.steps else "the traced time"
     listed = _listed([f"{share_text(share)} {what}" for share, what in known])
+    why = f" {known[0][1]}" if len(known) == 1 else f": {listed}"
     beside = ""
     if (idle.in_message_share or 0.0) >= _SHOWN_SHARE:
-        beside = f"; beside that, in {share_text(idle.in_message_share)} all its messages wait"
-    return f"{ON_A_RANK}, {share_text(summary.idle_share)} of {over} is idle: {listed}{beside}."
+        waits = share_text(idle.in_message_share)
+        beside = f" In another {waits}, it only waits for other ranks inside messages."
+    return f"On average, a rank is idle {share_text(summary.idle_share)} of {over}{why}.{beside}"
 
 
 def throughput_of(summary: Summary) -> list[tuple[str, str, str]]:
     """What is known of the throughput: what it is, its value, and a remark."""
     counts = [
         ("samples per second", summary.samples_per_s, "Of all ranks that load data."),
-        ("tokens per second", summary.tokens_per_s, "Of all ranks that load data, with padding."),
+        (
+            "tokens per second",
+            summary.tokens_per_s,
+            "Of all ranks that load data, including padding.",
+        ),
         (
             "FLOP per step of a rank",
             summary.flops_per_step,
@@ -169,8 +175,8 @@ def dimensions_text(summary: Summary) -> str:
     """Says how to read the table of parallel dimensions."""
     over = "rank and steady step" if summary.steps else "rank over the traced time"
     return (
-        f"Means per {over}; exposed is without compute. Rows can share time, as messages of "
-        "several dimensions can be in flight at once."
+        f"Means per {over}; exposed: not hidden by compute. Rows can share time, because messages "
+        "of several dimensions can be in flight at once."
     )
 
 
@@ -181,11 +187,12 @@ def communication_text(analysis: Analysis) -> str:
         return ""
     over = "a step" if summary.steps else "the traced time"
     text = (
-        f"{ON_A_RANK}, {share_text(summary.exposed_comm_share)} of {over} is exposed communication"
+        f"On average, a rank spends {share_text(summary.exposed_comm_share)} of {over} in exposed "
+        "communication"
     )
     if summary.sync_overhead_share is not None:
         waiting = share_text(summary.sync_overhead_share)
-        text += f", and {waiting} is waiting for others without computing"
+        text += f", and {waiting} waiting for others without computing"
     if summary.overlap_ratio is not None:
         hidden = share_text(summary.overlap_ratio)
         text += f"; compute hides {hidden} of the time in which messages are in flight"
@@ -198,8 +205,8 @@ def tensors_text(analysis: Analysis) -> str:
     if row is None or not row.exposed_us:
         return ""
     return (
-        f"{printable(row.name)} is exposed longest: {time_text(row.exposed_us)} of a step "
-        "(median) that compute does not hide."
+        f"The tensor whose communication is exposed longest is {printable(row.name)}: "
+        f"{time_text(row.exposed_us)} a step (median)."
     )
 
 
@@ -216,7 +223,7 @@ def hang_text(hang: Hang) -> str:
         why.append(f"it completed on {ranks_text(hang.completed)} only")
     inside = tuple(rank for rank in hang.entered if rank not in hang.completed)
     if not (hang.missing or hang.unknown or why):
-        return f"{what} never completed although all its ranks are in it{_waited(hang)}"
+        return f"{what} never completed although all its ranks entered it{_waited(hang)}"
     presence = f"{ranks_text(inside)} entered it{_waited(hang)}"
     if hang.missing:
         missing = set(hang.missing)
@@ -225,7 +232,7 @@ def hang_text(hang: Hang) -> str:
             f"rank {rank} {printable(text)}" for rank, text in doing[:_SHOWN_ACTIVITIES]
         )
         presence += f", {ranks_text(hang.missing)} never did"
-        presence += f": {activities}" if activities else ""
+        presence += f" ({activities})" if activities else ""
     if hang.unknown:
         presence += f"; whether {ranks_text(hang.unknown)} did is not recorded"
     return f"{what} hangs: {'; '.join([*why, presence])}"
@@ -295,7 +302,7 @@ def where_text(analysis: Analysis) -> str:
     """Says where the time of a step goes, along the critical path. Safe to print."""
     summary = analysis.summary
     if not analysis.trace.events:
-        return "The trace holds no events."
+        return "The trace has no events."
     if summary.step_us.p50 is None:
         own = analysis.trace.source == "ddltrace"
         none = "No optimizer step was completed" if own else "The trace shows no steps"
@@ -308,7 +315,7 @@ def where_text(analysis: Analysis) -> str:
         if not known:
             return f"{none}; of the traced time: {_in_flight(analysis)}."
         said = _listed(known)
-        return f"{none}. {ON_A_RANK}, of the traced time: {said}."
+        return f"{none}. On average, a rank spends of the traced time: {said}."
     shares_of_path = sorted(path_shares(analysis).items(), key=lambda item: -item[1])
     names = dict(_NAMES)
     if any(map(_is_stop, analysis.critical_path)):
@@ -320,7 +327,8 @@ def where_text(analysis: Analysis) -> str:
         if overlap is not None
         else ""
     )
-    whole = f"mean{_OVER_RANKS if len(analysis.trace.ranks) > 1 else ''}"
+    over = ", from its first start to its last end over all ranks"
+    whole = f"mean{over if len(analysis.trace.ranks) > 1 else ''}"
     return (
         f"A step takes {time_text(summary.step_us.mean)} ({whole}). "
         f"On the critical path: {_listed(parts)}{hidden}."
@@ -334,12 +342,12 @@ def _in_flight(analysis: Analysis) -> str:
         return "nothing was recorded"
     known = [row.comm_us for row in analysis.ranks if row.comm_us is not None]
     if not known:
-        return "nothing is known, neither how long messages took nor what was computed"
+        return "neither the times of messages nor compute were recorded"
     comm = sum(known) / wall_us
     wait = sum(row.wait_us or 0.0 for row in analysis.ranks) / wall_us
     return (
-        f"{share_text(comm)} with messages in flight, {share_text(wait)} waiting for another "
-        "rank to come (of compute nothing was recorded)"
+        f"{share_text(comm)} with messages in flight, {share_text(wait)} waiting in messages that "
+        "another rank has not entered (compute was not recorded)"
     )
 
 
@@ -355,9 +363,9 @@ def _slowed_by_stragglers(analysis: Analysis) -> str:
     share, reason = max(reasons)
     # The two shares can sum to more than the whole, and one alone can exceed it.
     gone = "all" if share >= 1 else share_text(share)
-    why = f"{gone} of it would be gone if {reason}"
+    why = f"{gone} of this would be gone if {reason}"
     if share < _MAIN_SHARE:
-        why = "it comes neither from few slow workers nor from a slow last stage"
+        why = "neither few slow ranks nor a slow last pipeline stage explain most of this"
     return f"Stragglers slow the job by {share_text(ideal.slowdown - 1)}: {why}."
 
 
@@ -370,14 +378,15 @@ def _cause(analysis: Analysis) -> str:
         top = parts[0]
         others = _others(analysis)
         return (
-            f"{others} largest single part of the critical path is "
-            f"{printable(top.name)} ({top.category}, rank {top.rank}): {time_text(top.us)} a step."
+            f"{others}The largest part of the critical path is {printable(top.name)} "
+            f"({top.category}, rank {top.rank}): {time_text(top.us)} a step."
         )
     row = analysis.collectives[0] if analysis.collectives else None
     if row is not None and row.transfer_us_total is not None:
         return (
-            f"Most of the transfer time is {printable(row.op)} of group {printable(row.group)}: "
-            f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
+            f"The longest total transfer is that of {printable(row.op)} of group "
+            f"{printable(row.group)}: {time_text(row.transfer_us_total)} in "
+            f"{counted(row.count, 'call')}."
         )
     return "No collective was completed by all its ranks."
 
@@ -411,8 +420,9 @@ def _waiting(analysis: Analysis) -> str:
     culprit = delays_others(analysis.stragglers, len(analysis.trace.ranks))
     if culprit is None:
         return (
-            f"Ranks take turns at coming last to collectives (rank {worst.rank} costs most: "
-            f"last to {share_text(worst.share)}). {_waiting_on_a_rank(sync)}."
+            f"{_waiting_on_a_rank(sync)}. No single rank delays the others: rank {worst.rank}, "
+            f"with the largest total lateness, enters {share_text(worst.share)} of its collectives "
+            "last."
         )
     # A rank that is late without a reason of its own may itself have waited for another.
     began = "" if culprit.cause else _where_waiting_began(analysis)
@@ -420,24 +430,21 @@ def _waiting(analysis: Analysis) -> str:
         return began
     if culprit.sometimes:
         how = (
-            f"is late in {culprit.late_steps} of {analysis.summary.steps} steps only, "
-            f"then by {time_text(culprit.late_step_us)}"
+            f"is late mainly in {culprit.late_steps} of {analysis.summary.steps} steps, by "
+            f"{time_text(culprit.late_step_us)} (median)"
         )
     else:
         how = (
-            f"enters {_share_of_collectives(culprit.share)} last, by "
-            f"{time_text(culprit.lateness_us)}"
+            f"enters {share_of_collectives(culprit.share)} last, "
+            f"{time_text(culprit.lateness_us)} after the others (median)"
         )
     why = _why(analysis, culprit)
     return f"Rank {culprit.rank} {how}{why}. {_waiting_on_a_rank(sync)}."
 
 
-def _share_of_collectives(share: float) -> str:
-    return "every collective" if share == 1.0 else f"{share_text(share)} of its collectives"
-
-
 def _waiting_on_a_rank(share: float) -> str:
-    return f"{ON_A_RANK}, {share_text(share)} of a step is waiting for others without computing"
+    waits = f"{share_text(share)} of a step waiting for others without computing"
+    return f"On average, a rank spends {waits}"
 
 
 def _where_waiting_began(analysis: Analysis) -> str:
@@ -450,24 +457,24 @@ def _where_waiting_began(analysis: Analysis) -> str:
     main = [cause for cause in analysis.root_causes[:2] if cause.cost_us >= _MAIN_CAUSE * cost]
     if not main:
         return ""
-    waiting = f"Ranks wait for each other {time_text(analysis.waiting.total_us)} a step in all"
+    waiting = f"Ranks wait for each other, in total {time_text(analysis.waiting.total_us)} a step"
     reasons = [f"{share_text(cause.share)} because {root_cause_text(cause)}" for cause in main]
     return f"{waiting}: {' and '.join(reasons)}."
 
 
 def _others(analysis: Analysis) -> str:
-    """The start of a sentence for jobs without a rank that delays others."""
+    """What precedes the sentence of a job without a rank that delays others."""
     known, world = len(analysis.trace.ranks), analysis.trace.world_size
     if known < world:
-        return f"Of {world - known} of {world} ranks nothing was recorded; the"
+        return f"{world - known} of {world} ranks {agreeing(world - known, 'was')} not recorded. "
     if world == 1:
-        return "The"
+        return ""
     sync = analysis.summary.sync_overhead_share
     if sync is None:
-        return "How long ranks wait for others is not known; the"
+        return "How long ranks wait for others is not known. "
     if sync >= _WAITING_WORTH_SAYING:  # who comes last is unsure, or nobody does
-        return f"{_waiting_on_a_rank(sync)}, for whom is not known; the"
-    return f"{_waiting_on_a_rank(sync)}; the"
+        return f"{_waiting_on_a_rank(sync)}; it is not known for which ranks. "
+    return f"{_waiting_on_a_rank(sync)}. "
 
 
 def _why(analysis: Analysis, row: StragglerRow) -> str:
@@ -475,7 +482,7 @@ def _why(analysis: Analysis, row: StragglerRow) -> str:
         return "; the trace does not show why"
     if row.cause == "stopped":
         return f": its process is stopped for {time_text(row.cause_us)} in such a step"
-    when = "in such a step" if row.sometimes else "per step"
+    when = "in such a step" if row.sometimes else "a step"
     longer = f"takes {time_text(row.cause_us)} longer {when}{collections_text(row)}"
     return f": its {cause_text(analysis, row)} {longer}"
 
@@ -483,8 +490,8 @@ def _why(analysis: Analysis, row: StragglerRow) -> str:
 def _advice(analysis: Analysis) -> str:
     if not analysis.findings:
         if analysis.summary.step_us.p50 is None:
-            return "For advice, trace a job whose optimizer takes steps."
-        return "Nothing stands out that is worth trying."
+            return "No advice: it is based on steps, and the trace shows none."
+        return "No known change is predicted to save 2 % of a step or more."
     # A faster model is proposed only if nothing else is left.
     others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
     first = analysis.findings[0]
@@ -492,7 +499,7 @@ def _advice(analysis: Analysis) -> str:
     text = printable(top.advice)
     if not top.has_saving:
         return f"To try: {text}."
-    return f"To try: {text} (it can save {time_text(top.saves_us)} of the mean step at most)."
+    return f"To try (saves at most {time_text(top.saves_us)} a step): {text}."
 
 
 def _listed(parts: list[str]) -> str:

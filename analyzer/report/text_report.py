@@ -33,7 +33,6 @@ from ddltrace.analyzer.model import MEASURES, Analysis
 from ddltrace.analyzer.report.nccl_text import nccl_section
 from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
-    ON_A_RANK,
     dimensions_text,
     extra_text,
     goodput_text,
@@ -175,7 +174,7 @@ def render_first_screen(analysis: Analysis, width: int, *, colors: bool = False)
 
 def _change(finding: Finding, detail: _Detail) -> str:
     """A finding in one sentence or two, as long as there is room for."""
-    saves = f", at most {time_text(finding.saves_us)} a step" if finding.has_saving else ""
+    saves = f" (saves at most {time_text(finding.saves_us)} a step)" if finding.has_saving else ""
     unsure = " (unsure)" if finding.unsure else ""
     said = printable(finding.advice)
     if detail == "first clause":
@@ -232,7 +231,7 @@ def _hangs(analysis: Analysis) -> Section:
     """Lists all hangs, if there are more than the first sentence contains."""
     if len(analysis.hangs) < 2:
         return []
-    lines: Section = ["What hangs, causes before what waits behind them"]
+    lines: Section = ["Messages that hang, causes before their consequences"]
     for hang in analysis.hangs[:_MAX_ROWS]:
         lines += [Paragraph(f"  {hang_text(hang)}", indent="    ")]
     return lines + _more(len(analysis.hangs), _MAX_ROWS)
@@ -248,7 +247,7 @@ def _path(analysis: Analysis) -> Section:
         if share:
             text = f"  {name:<9} {time_text(share * mean):>10} {share_text(share):>8}"
             lines.append(Bar(text, share, _BAR_COLORS.get(name)))
-    header = ["largest parts", "what", "rank", "a step", "share", "saves alone"]
+    header = ["largest parts", "category", "rank", "a step", "share", "saves alone"]
     parts = [part for part in analysis.critical_path if part.name is not None][:_MAX_ROWS]
     rows = [
         [
@@ -281,7 +280,7 @@ def _slow_steps(analysis: Analysis) -> Section:
         [str(row.step), time_text(row.wall_us), time_text(row.longer_us), extra_text(row)]
         for row in slow.steps[:_MAX_SLOW]
     ]
-    lines += [TextTable(["step", "took", "longer by", "most of it"], cells)]
+    lines += [TextTable(["step", "duration", "longer by", "largest extra time"], cells)]
     return lines + _more(len(slow.steps), _MAX_SLOW)
 
 
@@ -329,11 +328,11 @@ def _ranks(analysis: Analysis) -> Section:
     ]
     lines: Section = [
         *_on_a_rank(analysis.summary),
-        "On each rank (totals over the analyzed window)",
+        "Each rank (totals over the analyzed window)",
         TextTable(header, cells),
     ]
     if left > 0:
-        lines.append(f"  {left} more ranks in --json; these wait least, so others wait for them")
+        lines.append(f"  {left} more ranks in --json; those shown wait least: others wait for them")
     return lines
 
 
@@ -347,8 +346,8 @@ def _on_a_rank(summary: Summary) -> Section:
     ]
     known = [f"{share_text(share)} {name}" for share, name in shares if share]
     mean = summary.rank_step_us.mean
-    step = "" if mean is None else f", a step takes {time_text(mean)}"
-    return [Paragraph(f"{ON_A_RANK}{step}: {', '.join(known)}", "  ")] if known else []
+    of = "Traced time of a rank" if mean is None else f"A rank's step takes {time_text(mean)}"
+    return [Paragraph(f"{of} (mean): {', '.join(known)}", "  ")] if known else []
 
 
 def _idle(analysis: Analysis) -> Section:
@@ -361,7 +360,7 @@ def _idle(analysis: Analysis) -> Section:
     # Processes are rarely stopped.
     stopped = any(row.stopped_us for row in known)
     header = ["rank", "idle", "data", "other rank", "message", "host"]
-    header += [*(["stopped"] if stopped else []), "unknown", "in messages", "most for"]
+    header += [*(["stopped"] if stopped else []), "unknown", "in messages", "waits for"]
     cells = [
         [
             str(row.rank),
@@ -378,7 +377,7 @@ def _idle(analysis: Analysis) -> Section:
         for row in rows
     ]
     lines: Section = [
-        "Idle by what it waits for (causes sum to idle); beside it, waiting for others in messages"
+        "Idle time by cause (the causes sum to idle); in messages: only waiting for others in them"
     ]
     lines += [TextTable(header, cells)]
     return lines + _more(len(known), _MAX_RANKS) + [Paragraph(idle_text(analysis.summary), "  ")]
@@ -433,11 +432,11 @@ def _collectives(analysis: Analysis) -> Section:
         for row in analysis.collectives[:_MAX_ROWS]
     ]
     lines: Section = [
-        "Collectives by operation, group and size (medians of one; waiting: mean over its ranks)",
+        "Collectives by operation, group and size (medians per call; waiting: mean over ranks)",
         TextTable(header, cells, keys=2),
     ]
     if any(row.unsure for row in analysis.collectives[:_MAX_ROWS]):
-        lines.append("  ? below the error of the aligned clocks")
+        lines.append("  ? less than the error of the aligned clocks")
     return lines + _more(len(analysis.collectives), _MAX_ROWS)
 
 
@@ -459,13 +458,13 @@ def _cost(analysis: Analysis) -> Section:
             ]
         )
     header = [
-        "time against size",
+        "operation",
         "samples",
         "sizes",
         "latency",
         "bus bw",
         "error",
-        "disturbed",
+        "beside compute",
     ]
     lines: Section = ["Latency and bandwidth, fitted (transfer = latency + bytes / bandwidth)"]
     lines += [TextTable(header, cells)]
@@ -490,10 +489,10 @@ def _p2p(analysis: Analysis) -> Section:
         for row in analysis.p2p[:_MAX_ROWS]
     ]
     header = ["send to receive", "count", "bytes", "waiting", "transfer", "p50", "p95", "bandwidth"]
-    lines: Section = ["Point to point (totals; p50, p95 and bandwidth of one)"]
+    lines: Section = ["Point to point (totals; p50, p95 and bandwidth per message)"]
     lines += [TextTable(header, cells)]
     if any(row.unsure for row in analysis.p2p[:_MAX_ROWS]):
-        lines.append("  ? below the error of the aligned clocks")
+        lines.append("  ? less than the error of the aligned clocks")
     return lines + _more(len(analysis.p2p), _MAX_ROWS)
 
 
@@ -503,8 +502,8 @@ def _pipelines(analysis: Analysis) -> Section:
         lines += [
             Paragraph(
                 f"Pipeline of {len(pipeline.stages)} stages, {pipeline.microbatches} microbatches: "
-                f"bubbles take {share_text(pipeline.bubble_share)} of the stages' time (equal "
-                f"stages without transfers: {share_text(pipeline.ideal_share)})"
+                f"bubbles take {share_text(pipeline.bubble_share)} of the stages' time (with equal "
+                f"stages and no transfers: {share_text(pipeline.ideal_share)})"
             )
         ]
         cells = [
@@ -521,7 +520,7 @@ def _pipelines(analysis: Analysis) -> Section:
             for row in pipeline.stages[:_MAX_RANKS]
         ]
         header = [
-            "stage", "rank", "computes", "bubble", "waiting", "transfer", "longest forward",
+            "stage", "rank", "compute", "bubble", "waiting", "transfer", "longest forward",
             "longest backward",
         ]  # fmt: skip
         lines += [TextTable(header, cells, keys=2), *_more(len(pipeline.stages), _MAX_RANKS)]
@@ -534,8 +533,8 @@ def _ideal_job(analysis: Analysis) -> Section:
         return []
     lines: Section = [
         Paragraph(
-            f"Slowdown by stragglers S = {ideal.slowdown:.3f}: a step of "
-            f"{time_text(ideal.replayed_us)} (replayed; recorded {time_text(ideal.step_us)}) over "
+            f"Straggler slowdown S = {ideal.slowdown:.3f}: a replayed step takes "
+            f"{time_text(ideal.replayed_us)} (recorded: {time_text(ideal.step_us)}), and "
             f"{time_text(ideal.ideal_us)} in the ideal job, in which all operations of one type "
             "take equally long"
         )
@@ -551,7 +550,7 @@ def _ideal_job(analysis: Analysis) -> Section:
     lines += _more(len(ideal.workers), _MAX_ROWS)
     lines += [
         Paragraph(
-            f"Of the slowdown, {share_text(ideal.m_w)} is gone if "
+            f"{share_text(ideal.m_w)} of the slowdown would be gone if "
             f"{ranks_text(ideal.slowest_ranks)} had ideal times (M_W), "
             f"{share_text(ideal.m_s)} if the last stage had (M_S).",
             "  ",
@@ -596,13 +595,14 @@ def _stragglers(analysis: Analysis) -> Section:
         "rank",
         "times last",
         "share",
-        "in steps",
+        "late in steps",
         "typical lateness",
         "total",
-        "slower in",
-        "per step",
+        "slower activity",
+        "longer by",
     ]
-    return ["Stragglers (steady steps)", TextTable(header, cells)]
+    over = " (steady steps)" if analysis.summary.steps else ""
+    return [f"Stragglers{over}", TextTable(header, cells)]
 
 
 def _saves(cause: RootCause) -> str:
@@ -634,7 +634,7 @@ def _root_causes(analysis: Analysis) -> Section:
         "root rank", "activity", "operation", "direct", "propagated", "slower", "share", "saves",
     ]  # fmt: skip
     total = time_text(analysis.waiting.total_us)
-    over = "a step" if analysis.summary.steps else "in all"
+    over = "a step" if analysis.summary.steps else "in total"
     return [
         Paragraph(f"Root causes of waiting (sums over ranks; {total} of waiting {over})"),
         TextTable(header, cells, keys=3),
@@ -658,14 +658,16 @@ def _tensors(analysis: Analysis) -> Section:
         ]
         for row in rows
     ]
-    header = ["tensor", "bytes", "ready at", "sent at", "complete at", "in bucket of", "exposed"]
+    header = ["tensor", "bytes", "ready", "enqueued", "complete", "tensors in bucket", "exposed"]
     lines: Section = [
         "Most exposed tensors (medians, from the step's start)",
         TextTable(header, cells),
     ]
     without = sum(row.messages == 0 for row in analysis.tensors)
     if without:
-        lines.append(f"  {without} parameters' gradients are in no message of these steps")
+        lines.append(
+            f"  the gradients of {counted(without, 'parameter')} are in no message of these steps"
+        )
     return lines + _more(len(analysis.tensors), _MAX_ROWS)
 
 
@@ -712,9 +714,11 @@ def _device_steps(analysis: Analysis) -> Section:
         for row in analysis.device_steps[:_MAX_RANKS]
     ]
     header = [
-        "launched in", "begins later by", "until next", "compute", "comm", "both", "copies",
+        "launched in", "device lag", "device period", "compute", "comm", "overlap", "copies",
     ]  # fmt: skip
-    lines: Section = ["Steps on the device's time (the work that the host launched in each)"]
+    lines: Section = [
+        "Steps on the device (lag: from the start on the host; period: until the next step's start)"
+    ]
     lines += [TextTable(header, cells)]
     return lines + _more(len(analysis.device_steps), _MAX_RANKS)
 
@@ -722,9 +726,11 @@ def _device_steps(analysis: Analysis) -> Section:
 def _findings(analysis: Analysis) -> Section:
     lines: Section = []
     for number, finding in enumerate(analysis.findings[:_MAX_ROWS], start=1):
-        unsure = " (unsure: below the error of the aligned clocks)" if finding.unsure else ""
+        unsure = " (unsure: less than the error of the aligned clocks)" if finding.unsure else ""
         saves = (
-            f"at most {time_text(finding.saves_us)} a step" if finding.has_saving else finding.kind
+            f"saves at most {time_text(finding.saves_us)} a step"
+            if finding.has_saving
+            else finding.kind
         )
         text = (
             f"{number}. {saves}: {printable(finding.evidence)}{unsure}. "
@@ -745,7 +751,7 @@ def _clock(analysis: Analysis) -> Section:
         return []
     if clock.max_residual_us is None:
         unknown = tuple(row.rank for row in clock.ranks if row.residual_us is None)
-        sure = f"error unknown for {ranks_text(unknown)}: comparisons across ranks are unsure"
+        sure = f"error not known for {ranks_text(unknown)}, so comparisons across ranks are unsure"
     elif clock.max_residual_us == 0:
         sure = "no error between ranks"
     else:

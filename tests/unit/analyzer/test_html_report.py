@@ -290,7 +290,7 @@ def test_losses_are_said_before_the_numbers(trace: Trace) -> None:
     text = Page(render(dataclasses.replace(analyzed, analysis=changed), trace)).text
     assert text.index("rank 2 fell silent") < text.index("step, mean")
     assert "1,234 events dropped" in text
-    assert "nothing of rank 2" in text
+    assert "no record of rank 2" in text
 
 
 def test_hang_comes_first(build: Any) -> None:

@@ -62,8 +62,8 @@ def test_a_rank_waits_for_its_data_its_own_code_and_the_late_rank(training):
     assert summary.idle.in_message_share == pytest.approx(25 / 200)
     text = " ".join(render_report(analysis).split())
     said = (
-        "On a rank (mean), 25.0 % of a step is idle: 15.0 % for the host's own code and 10.0 % "
-        "for data; beside that, in 12.5 % all its messages wait."
+        "On average, a rank is idle 25.0 % of a step: 15.0 % while the host runs other code and "
+        "10.0 % waiting for data. In another 12.5 %, it only waits for other ranks inside messages."
     )
     assert said in text
     assert said.replace("'", "&#39;") in render(analyze_in_full(trace), trace)

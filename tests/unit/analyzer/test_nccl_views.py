@@ -73,7 +73,7 @@ def test_report_has_a_section(tmp_path: Path) -> None:
     section = text[text.index("NCCL's own events (16)") :].split("\n\n")[0]
     assert "AllReduce (2)      2  4.00 kB  RING/SIMPLE x1  750 ns     0 ns    750 ns" in section
     assert "0 to 1" in section
-    assert "16.0 kB inside of hosts, 0 B between hosts" in section
+    assert "16.0 kB within hosts, 0 B between hosts" in section
     assert all(len(line) <= 100 for line in text.splitlines())
 
 

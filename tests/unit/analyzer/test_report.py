@@ -59,7 +59,7 @@ def test_the_report_begins_with_three_sentences_and_fits(build):
     lines = render_report(_training(build(2)).trace().analyze()).splitlines()
     assert lines[0].startswith("A step takes ")
     text = " ".join(lines[:6])
-    assert "To try: " in text
+    assert "To try (saves at most " in text
     assert max(map(columns_of, lines)) <= 100
 
 

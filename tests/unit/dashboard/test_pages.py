@@ -183,7 +183,7 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
     opened = workspace.get(0)
     says = [
         "the trace is partial; the job ended with status 1",
-        "1 of 17 collectives lacks some rank",
+        "1 of 17 collectives lacks the record of some rank",
     ]
     assert opened.notes == says
     client = create_app(workspace).server.test_client()
@@ -195,7 +195,7 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
         render_html(opened.analyzed, opened.trace),
     )
     for page in map(as_json, pages):
-        assert "lacks some rank" in page
+        assert "lacks the record of some rank" in page
         assert "partial; the job ended with status 1" in page
     assert "things to know of A: half" in as_json(pages[1])
     assert "of B: whole" not in as_json(pages[1])

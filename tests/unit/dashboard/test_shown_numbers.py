@@ -30,14 +30,13 @@ ON_PATH = {
     "the optimizer's update": "update",
     "data loading": "data",
     "device copies": "copy",
-    "host code between them": "host",
+    "host code": "host",
 }
 """Name in a sentence -> name in a table."""
 
 SHORT = {
     "exposed comm on a rank": "exposed communication on a rank",
     "waiting on a rank": "waiting for others on a rank",
-    "compute on a rank (mean)": "compute on a rank",
 }
 UNITS = {"ns": 1e-3, "µs": 1.0, "ms": 1e3, "s": 1e6}
 
@@ -112,13 +111,11 @@ def numbers_in_text(text):
     for said in re.findall(r"On the critical path: (.*?)[;.] ", text):
         for value, name in re.findall(r"([\d.]+ %) (.*?)(?:, | and |$)", said):
             yield f"{ON_PATH.get(name, name)} on the critical path", value
-    for value, name in re.findall(
-        r"On a rank \(mean\), ([\d.]+ %) of a step is (idle|waiting for others)", text
-    ):
-        yield f"{name} on a rank", value
-    for step, said in re.findall(
-        r"On a rank \(mean\), a step takes (\S+ \S+): (.*?) On each rank", text
-    ):
+    for value in re.findall(r"On average, a rank is idle ([\d.]+ %) of a step", text):
+        yield "idle on a rank", value
+    for value in re.findall(r"a rank spends ([\d.]+ %) of a step waiting for others", text):
+        yield "waiting for others on a rank", value
+    for step, said in re.findall(r"A rank's step takes (\S+ \S+) \(mean\): (.*?) Each rank", text):
         yield "step on a rank", step
         for part in said.split(", "):
             value, name = re.fullmatch(r"([\d.]+ %) (.*)", part).groups()
@@ -226,7 +223,7 @@ def bars_by(figure, *, upright=False):
 def test_figures_of_the_report_show_the_numbers_of_its_tables(run):
     analysis = open_trace(run.parent).analyze()
     text = render_report(analysis)
-    table = text[text.index("On each rank (totals") :]
+    table = text[text.index("Each rank (totals") :]
     cells = dict(re.findall(r"^  (\d+)  +(\S.*)$", table[: table.index("\n\n")], re.M))
     breakdown = bars_by(figures.rank_breakdown(analysis))
     idle = bars_by(figures.idle_causes(analysis))

@@ -184,10 +184,10 @@ def test_slow_last_stage(tmp_path: Path) -> None:
     assert found.m_s == pytest.approx(2)
     assert found.m_w == pytest.approx(2)
     text = render_report(ddltrace.open(path).analyze())
-    assert "Stragglers slow the job by 16.7 %: all of it would be gone if" in text.replace(
+    assert "Stragglers slow the job by 16.7 %: all of this would be gone if" in text.replace(
         "\n", " "
     )
-    assert "Slowdown by stragglers S = 1.167" in text
+    assert "Straggler slowdown S = 1.167" in text
 
 
 def test_events(tmp_path: Path) -> None:
@@ -306,6 +306,6 @@ def test_the_page_shows_the_slowdown(tmp_path: Path) -> None:
     done = CliRunner().invoke(command_line, ["analyze", str(path), "--html", str(page)])
     assert done.exit_code == 0, done.output
     text = page.read_text()
-    assert "Slowdown by stragglers" in text
+    assert "Straggler slowdown" in text
     assert "S = 1.167" in text
     assert 'id="slow-workers"' in text
