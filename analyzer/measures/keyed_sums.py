@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Key = TypeVar("Key", bound=Hashable)
+Row = TypeVar("Row")
+"""A dataclass."""
 
 _ROOM: Final = 64
 
@@ -57,6 +61,80 @@ class KeyedSums(Generic[Key]):
                 key,
                 [value if is_known else None for value, is_known in zip(sums, known, strict=True)],
             )
+
+
+class RowSums(Generic[Row]):
+    """Adds up all numbers of rows, also those of records in them, by key, as `KeyedSums` does.
+
+    Args:
+        key: Fields that tell the rows apart.
+    """
+
+    def __init__(self, *key: str) -> None:
+        self._key = key
+        self._first: dict[tuple[Any, ...], Row] = {}
+        self._numbers: dict[str, bool] = {}
+        self._sums: KeyedSums[tuple[Any, ...]] = KeyedSums(0)
+
+    def add(self, rows: Sequence[Row], weight: float = 1.0, *, of: Hashable = None) -> None:
+        """Adds rows.
+
+        Args:
+            rows: The rows, each of another key.
+            weight: A factor for their numbers.
+            of: A further part of their keys.
+        """
+        if rows and not self._first:
+            self._numbers = {
+                name: is_int for name, is_int in _numbers_of(rows[0]) if name not in self._key
+            }
+            self._sums = KeyedSums(len(self._numbers))
+        keys = [(of, *(getattr(row, name) for name in self._key)) for row in rows]
+        for key, row in zip(keys, rows, strict=True):
+            self._first.setdefault(key, row)
+        getters = [attrgetter(name) for name in self._numbers]
+        self._sums.add(keys, [[get(row) for get in getters] for row in rows], weight)
+
+    def rows(self, weight: float = 1.0, digits: int | None = None) -> list[Row]:
+        """One row per key, in the order in which they came; see `by`."""
+        return [row for rows in self.by(weight, digits).values() for row in rows]
+
+    def by(self, weight: float = 1.0, digits: int | None = None) -> dict[Hashable, list[Row]]:
+        """The rows of each `of`. What is no number in them is that of the first row of the key.
+
+        Args:
+            weight: What the sums are divided by.
+            digits: Decimals to which they are rounded.
+        """
+        found: dict[Hashable, list[Row]] = {}
+        for key, sums in self._sums.items():
+            row: Any = self._first[key]
+            inner: dict[str, dict[str, Any]] = {}
+            for (name, is_int), value in zip(self._numbers.items(), sums, strict=True):
+                mean = None if value is None else value / weight
+                places = None if is_int else digits
+                rounded = is_int or digits is not None
+                place, _, last = name.rpartition(".")
+                inner.setdefault(place, {})[last] = (
+                    mean if mean is None or not rounded else round(mean, places)
+                )
+            own = inner.pop("", {})
+            parts = {name: replace(getattr(row, name), **of) for name, of in inner.items()}
+            found.setdefault(key[0], []).append(replace(row, **own, **parts))
+        return found
+
+
+_NUMBERS: Final = {"int": True, "int | None": True, "float": False, "float | None": False}
+
+
+def _numbers_of(row: Any) -> Iterator[tuple[str, bool]]:
+    """The names of the numbers in a record, and whether they are integers."""
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if field.type in _NUMBERS:
+            yield field.name, _NUMBERS[str(field.type)]
+        elif is_dataclass(value):
+            yield from ((f"{field.name}.{name}", is_int) for name, is_int in _numbers_of(value))
 
 
 _MOST_UNKNOWN: Final = 0.5

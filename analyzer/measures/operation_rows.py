@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ddltrace.analyzer.events.event_columns import ColumnTable, IntArray, changes
 from ddltrace.analyzer.formatting.text_table import kernel_text
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
-from ddltrace.analyzer.measures.keyed_sums import KeyedSums
+from ddltrace.analyzer.measures.keyed_sums import RowSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Table, derived
 from ddltrace.analyzer.measures.rank_measures import measure_ranks
 from ddltrace.analyzer.measures.steps import Steps
@@ -319,118 +319,81 @@ def _operations(joined: JoinedSteps) -> Operations:
     return Operations(kernel_rows(found, rank_steps), operator_rows(found, rank_steps), rank_steps)
 
 
-_OWN: Final = ("self_us", "device_us", "self_device_us")
-
-
-class _SumsBySecond:
-    """Sums of the runs of operations by a second key: their rank, or the shapes of their inputs."""
-
-    def __init__(self, second: str) -> None:
-        self._second = second
-        self._sums: KeyedSums[tuple[Hashable, Any]] = KeyedSums(3)
-
-    def add(self, row: KernelRow | OperatorRow, entries: tuple[Any, ...]) -> None:
-        keys = [((row.name, row.kind), getattr(entry, self._second)) for entry in entries]
-        self._sums.add(
-            keys,
-            [
-                (entry.count, entry.total_us, entry.count * getattr(entry, "p95_us", 0.0))
-                for entry in entries
-            ],
-        )
-
-    def by_operation(self) -> dict[Hashable, list[tuple[Any, int, float, float]]]:
-        """Operation -> second key, count, total and 95th percentile of each entry."""
-        found: dict[Hashable, list[tuple[Any, int, float, float]]] = {}
-        for (operation, second), (count, total, p95) in self._sums.items():
-            entry = (second, round(count or 0), total or 0.0, (p95 or 0.0) / (count or 1))
-            found.setdefault(operation, []).append(entry)
-        return found
-
-
 class _OperationSums:
     """Merges the rows of ranges of steps: a 95th percentile is the mean of those of the ranges."""
 
     def __init__(self) -> None:
-        self._sums: KeyedSums[tuple[str, str]] = KeyedSums(4 + len(_OWN))
+        self._kernels: RowSums[KernelRow] = RowSums("name", "kind")
+        self._operators: RowSums[OperatorRow] = RowSums("name", "kind")
+        self._ranks: RowSums[OperationOfRank] = RowSums("rank")
+        self._shapes: RowSums[OperationOfShapes] = RowSums("shapes")
         self._extremes: dict[tuple[str, str], tuple[float, float]] = {}
         self._rank_steps = 0
-        self._ranks, self._shapes = _SumsBySecond("rank"), _SumsBySecond("shapes")
 
     def add(self, part: Operations, steps: Steps) -> None:
         """Adds the operations of a range."""
-        rank_steps = part.rank_steps
-        self._rank_steps += rank_steps
-        rows: list[KernelRow | OperatorRow] = [*part.kernels, *part.operators]
-        self._sums.add(
-            [(row.name, row.kind) for row in rows],
-            [
-                (
-                    *(row.count, row.total_us, row.count * row.p95_us),
-                    (row.per_step_us or 0.0) * rank_steps,
-                    *(getattr(row, name, None) for name in _OWN),
-                )
-                for row in rows
-            ],
-        )
+        self._rank_steps += part.rank_steps
+        self._kernels.add([_weighted(row, row.count, part.rank_steps) for row in part.kernels])
+        self._operators.add([_weighted(row, row.count, part.rank_steps) for row in part.operators])
+        rows: tuple[KernelRow | OperatorRow, ...] = (*part.kernels, *part.operators)
         for row in rows:
-            self._ranks.add(row, row.ranks)
-            self._shapes.add(row, row.shapes)
-        for row in part.kernels:
-            key = (row.name, row.kind)
-            low, high = self._extremes.get(key, (row.min_us, row.max_us))
-            self._extremes[key] = (min(low, row.min_us), max(high, row.max_us))
+            key = row.name, row.kind
+            self._ranks.add([_weighted(each, each.count) for each in row.ranks], of=key)
+            self._shapes.add(row.shapes, of=key)
+        for kernel in part.kernels:
+            key = kernel.name, kernel.kind
+            low, high = self._extremes.get(key, (kernel.min_us, kernel.max_us))
+            self._extremes[key] = (min(low, kernel.min_us), max(high, kernel.max_us))
 
     def result(self) -> Operations:
         """The operations of all ranges."""
-        return Operations(self._kernels(), self._operators(), self._rank_steps)
+        ranks, shapes = self._ranks.by(), self._shapes.by()
 
-    def _kernels(self) -> tuple[KernelRow, ...]:
-        """One row per kernel, communication kernel or kind of copy, the longest total first."""
-        found = [(key, values) for key, values in self._rows() if key in self._extremes]
-        whole = sum(values["total_us"] for _, values in found) or 1.0
-        rows = [
-            KernelRow(
-                min_us=self._extremes[key][0],
-                max_us=self._extremes[key][1],
-                share=values["total_us"] / whole,
-                **{name: value for name, value in values.items() if name not in _OWN},
+        def finished(row: _RowT) -> _RowT:
+            """A row with means in place of sums."""
+            key = row.name, row.kind
+            by_shapes = sorted(shapes.get(key, ()), key=lambda each: -each.total_us)
+            return replace(
+                _weighted(row, 1 / row.count, 1 / self._rank_steps if self._rank_steps else None),
+                ranks=tuple(
+                    _weighted(each, 1 / each.count)
+                    for each in sorted(ranks.get(key, ()), key=lambda each: each.rank)
+                ),
+                shapes=tuple(
+                    replace(each, mean_us=each.total_us / each.count)
+                    for each in by_shapes[:MAX_SHAPES]
+                ),
             )
-            for key, values in found
-        ]
-        return tuple(sorted(rows, key=lambda row: -row.total_us))
 
-    def _operators(self) -> tuple[OperatorRow, ...]:
-        """One row per operator or runtime call, the longest self time first."""
-        rows = [OperatorRow(**values) for key, values in self._rows() if key not in self._extremes]
-        return tuple(sorted(rows, key=lambda row: -row.self_us))
+        kernels = sorted(map(finished, self._kernels.rows()), key=lambda row: -row.total_us)
+        whole = sum(row.total_us for row in kernels) or 1.0
+        extremes = [self._extremes[row.name, row.kind] for row in kernels]
+        return Operations(
+            tuple(
+                replace(row, share=row.total_us / whole, min_us=low, max_us=high)
+                for row, (low, high) in zip(kernels, extremes, strict=True)
+            ),
+            tuple(sorted(map(finished, self._operators.rows()), key=lambda row: -row.self_us)),
+            self._rank_steps,
+        )
 
-    def _rows(self) -> list[tuple[tuple[str, str], dict[str, Any]]]:
-        rank_steps = self._rank_steps
-        ranks, shapes = self._ranks.by_operation(), self._shapes.by_operation()
-        found = []
-        for key, (count, total, p95, in_steps, *own) in self._sums.items():
-            runs, time = round(count or 0), total or 0.0
-            of_shapes = sorted(shapes.get(key, ()), key=lambda entry: -entry[2])
-            values = {
-                "name": key[0],
-                "kind": key[1],
-                "count": runs,
-                "total_us": time,
-                "mean_us": time / runs,
-                "p95_us": (p95 or 0.0) / runs,
-                "per_step_us": (in_steps or 0.0) / rank_steps if rank_steps else None,
-                "ranks": tuple(
-                    OperationOfRank(rank, times, sum_us, sum_us / times, p95_us)
-                    for rank, times, sum_us, p95_us in sorted(ranks.get(key, ()))
-                ),
-                "shapes": tuple(
-                    OperationOfShapes(shape, times, sum_us, sum_us / times)
-                    for shape, times, sum_us, _ in of_shapes[:MAX_SHAPES]
-                ),
-            }
-            found.append((key, values | dict(zip(_OWN, own, strict=True))))
-        return found
+
+_RowT = TypeVar("_RowT", KernelRow, OperatorRow)
+_PartT = TypeVar("_PartT", KernelRow, OperatorRow, OperationOfRank)
+
+
+def _weighted(row: _PartT, weight: float, rank_steps: float | None = None) -> _PartT:
+    """A row whose percentile and time in a step are multiplied, and whose mean is that of its sums.
+
+    Args:
+        weight: A factor for the percentile.
+        rank_steps: A factor for the time in one step of one rank; None without steps.
+    """
+    changes: dict[str, Any] = {"mean_us": row.total_us / row.count}
+    if not isinstance(row, OperationOfRank):
+        in_step = row.per_step_us
+        changes["per_step_us"] = None if rank_steps is None else (in_step or 0.0) * rank_steps
+    return replace(row, p95_us=row.p95_us * weight, **changes)
 
 
 _NAME: Final = 30

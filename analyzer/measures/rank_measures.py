@@ -6,11 +6,11 @@ took more of the client's processor time than measuring them.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from ddltrace.analyzer.measures.breakdown import (
     ratio,
 )
 from ddltrace.analyzer.measures.idle import IdleRow, WaitedFor, find_waited_for, idle_row
-from ddltrace.analyzer.measures.keyed_sums import KeyedSums
+from ddltrace.analyzer.measures.keyed_sums import RowSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, derived
 from ddltrace.analyzer.measures.path_parts import CopyTimes
 from ddltrace.analyzer.measures.steps import Steps, in_steps
@@ -385,17 +385,8 @@ def _us(ns: float) -> float | None:
     return None if np.isnan(ns) else ns / 1e3
 
 
-_RANK_TIMES: Final = (
-    *("span_us", "compute_us", "comm_us", "overlap_us", "exposed_comm_us", "copy_us", "idle_us"),
-    *("wait_us", "transfer_us", "host_wait_us", "data_us", "update_us"),
-)
-_RANK_COUNTS: Final = ("bytes_sent", "messages", "open_messages")
-_CLOCKS: Final = tuple(field.name for field in fields(MessageClocks))
-_COPIES: Final = tuple(field.name for field in fields(CopyTimes))
-_IDLE: Final = (
-    *("idle_us", "data_us", "other_rank_us", "message_us", "host_us", "stopped_us"),
-    *("unknown_us", "in_message_us"),
-)
+_NS: Final = 3
+"""Decimals of microseconds: all times are whole nanoseconds."""
 
 
 class _RankMerger:
@@ -404,36 +395,19 @@ class _RankMerger:
     def __init__(self) -> None:
         self._columns: dict[str, list[FloatArray]] = defaultdict(list)
         self._steady: list[IntArray] = []
-        self._ranks: KeyedSums[int] = KeyedSums(
-            len(_RANK_TIMES) + len(_RANK_COUNTS) + len(_CLOCKS) + len(_COPIES)
-        )
-        self._idle: KeyedSums[int] = KeyedSums(len(_IDLE))
-        self._waited_for: KeyedSums[tuple[int, int]] = KeyedSums(1)
+        self._ranks: RowSums[RankRow] = RowSums("rank")
+        self._idle: RowSums[IdleRow] = RowSums("rank")
+        self._waited_for: Counter[tuple[int, int]] = Counter()
 
     def add(self, found: RankMeasures, steps: Steps) -> None:
         """Adds a range."""
         self._steady.append(steps.number[steps.steady])
         for name, values in found.steps.items():
             self._columns[name].append(values)
-        self._ranks.add(
-            [row.rank for row in found.ranks],
-            [
-                (
-                    *(getattr(row, name) for name in (*_RANK_TIMES, *_RANK_COUNTS)),
-                    *(getattr(row.clocks, name) for name in _CLOCKS),
-                    *(getattr(row.copies, name) for name in _COPIES),
-                )
-                for row in found.ranks
-            ],
-        )
-        self._idle.add(
-            [row.rank for row in found.idle],
-            [[getattr(row, name) for name in _IDLE] for row in found.idle],
-        )
-        waited = [
-            ((rank, other), ns) for rank, each in found.waited_for.items() for other, ns in each
-        ]
-        self._waited_for.add([pair for pair, _ in waited], [(ns,) for _, ns in waited])
+        self._ranks.add(found.ranks)
+        self._idle.add(found.idle)
+        for rank, others in found.waited_for.items():
+            self._waited_for.update({(rank, other): ns for other, ns in others})
 
     def result(self) -> RankMeasures:
         """The measures of all ranges."""
@@ -447,30 +421,27 @@ class _RankMerger:
         steady = np.isin(columns["step"], np.concatenate(self._steady))
         rank, wall = columns["rank"][steady], columns["wall_ns"][steady] / 1e3
         rows = []
-        for number, values in sorted(self._ranks.items()):
-            mine = wall[slice(*np.searchsorted(rank, [number, number + 1]).tolist())]
+        for row in sorted(self._ranks.rows(digits=_NS), key=lambda row: row.rank):
+            mine = wall[slice(*np.searchsorted(rank, [row.rank, row.rank + 1]).tolist())]
             p50, p95 = np.percentile(mine, [50, 95]).tolist() if len(mine) else (None, None)
-            rows.append(_merged_row(number, (p50, p95), values))
+            overlap, comm = row.overlap_us, row.comm_us or 0.0
+            hidden = None if overlap is None else ratio(overlap, comm)
+            rows.append(replace(row, step_us_p50=p50, step_us_p95=p95, overlap_ratio=hidden))
         return tuple(rows)
 
     def _all_waited_for(self) -> dict[int, WaitedFor]:
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for (rank, other), (ns,) in self._waited_for.items():
-            found[rank].append((other, _count(ns)))
+        for (rank, other), ns in self._waited_for.items():
+            found[rank].append((other, ns))
         return {
             rank: tuple(sorted(others, key=lambda each: (-each[1], each[0])))
             for rank, others in found.items()
         }
 
     def _idle_rows(self, waited_for: Mapping[int, WaitedFor]) -> tuple[IdleRow, ...]:
-        return tuple(
-            IdleRow(
-                rank=rank,
-                waits_for=waited_for[rank][0][0] if rank in waited_for else None,
-                **dict(zip(_IDLE, _times(values), strict=True)),
-            )
-            for rank, values in sorted(self._idle.items())
-        )
+        rows = sorted(self._idle.rows(digits=_NS), key=lambda row: row.rank)
+        first = {rank: others[0][0] for rank, others in waited_for.items() if others}
+        return tuple(replace(row, waits_for=first.get(row.rank)) for row in rows)
 
 
 def _without_gaps(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
@@ -492,43 +463,6 @@ def _without_gaps(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
             values = np.where(unknown & is_known[which], instead.get(name, 0.0), columns[name])
             found[name] = values
     return found
-
-
-def _merged_row(
-    rank: int, step_us: tuple[float | None, float | None], sums: Sequence[float | None]
-) -> RankRow:
-    """One rank's row.
-
-    Args:
-        step_us: Median and 95th percentile of its steady steps.
-        sums: Its times, counts and times of copies, in the order of `_RankMerger`.
-    """
-    values: dict[str, Any] = dict(zip(_RANK_TIMES, _times(sums), strict=False))
-    counts = sums[len(_RANK_TIMES) :]
-    values |= dict(zip(_RANK_COUNTS, map(_count, counts), strict=False))
-    counts = counts[len(_RANK_COUNTS) :]
-    clocks, copied = counts[: len(_CLOCKS)], counts[len(_CLOCKS) :]
-    copies = CopyTimes(*(us or 0.0 for us in _times(copied)))
-    overlap = values["overlap_us"]
-    return RankRow(
-        rank=rank,
-        step_us_p50=step_us[0],
-        step_us_p95=step_us[1],
-        overlap_ratio=None if overlap is None else ratio(overlap, values["comm_us"] or 0.0),
-        copies=copies,
-        clocks=MessageClocks(*map(_count, clocks)),
-        **values,
-    )
-
-
-def _count(value: float | None) -> int:
-    """A sum of integers."""
-    return round(value or 0.0)
-
-
-def _times(values: Sequence[float | None]) -> list[float | None]:
-    """Sums of microseconds, whose parts are whole nanoseconds."""
-    return [None if value is None else round(value, 3) for value in values]
 
 
 def _with_rates(whole: Whole) -> tuple[RankRow, ...]:

@@ -8,7 +8,7 @@ the job counts in addition to the waiting that it causes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ from ddltrace.analyzer.joined.delays import CAUSES, find_delays
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.replay import Scenario
-from ddltrace.analyzer.measures.keyed_sums import KeyedSums, SavingSums
+from ddltrace.analyzer.measures.keyed_sums import KeyedSums, RowSums, SavingSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
 from ddltrace.analyzer.measures.savings import SavingsFinder, find_savings
 from ddltrace.analyzer.measures.steps import Steps
@@ -555,7 +555,7 @@ class _CauseSums:
     """Merges root causes of waiting."""
 
     def __init__(self) -> None:
-        self._costs: KeyedSums[tuple[int, str, int | None]] = KeyedSums(3)
+        self._costs: RowSums[RootCause] = RowSums("rank", "activity", "peer")
         self._saves = SavingSums(KeyedSums(3))
         self._names: dict[tuple[int, str, int | None], tuple[float, str]] = {}
 
@@ -563,8 +563,7 @@ class _CauseSums:
         """Adds the causes of a range."""
         rows = list(causes)
         keys = [(row.rank, row.activity, row.peer) for row in rows]
-        costs = [(row.direct_us, row.propagated_us, row.slower_us) for row in rows]
-        self._costs.add(keys, costs, weight)
+        self._costs.add(rows, weight)
         self._saves.add(dict(zip(keys, map(_range_of, rows), strict=True)), weight)
         for key, row in zip(keys, rows, strict=True):
             cost = row.cost_us * weight
@@ -580,19 +579,14 @@ class _CauseSums:
         """
         saves = self._saves.means(weight)
         rows = []
-        for key, sums in self._costs.items():
-            direct, propagated, slower = ((value or 0.0) / weight for value in sums)
+        for row in self._costs.rows(weight):
+            key = row.rank, row.activity, row.peer
             known, between = known_or_range(saves[key])
             rows.append(
-                RootCause(
-                    rank=key[0],
-                    activity=key[1],
-                    peer=key[2],
+                replace(
+                    row,
                     name=self._names[key][1] if key in self._names else None,
-                    direct_us=direct,
-                    propagated_us=propagated,
-                    slower_us=slower,
-                    share=(direct + propagated) / waiting_us if waiting_us else 0.0,
+                    share=(row.direct_us + row.propagated_us) / waiting_us if waiting_us else 0.0,
                     saves_us=known,
                     saves_range_us=between,
                 )
@@ -625,34 +619,23 @@ class _WaitingMerger:
 
     def __init__(self) -> None:
         self._weight = 0.0
-        self._totals: KeyedSums[str] = KeyedSums(3)
-        self._ranks: KeyedSums[int] = KeyedSums(2)
+        self._totals: RowSums[Waiting] = RowSums()
+        self._ranks: RowSums[RankWaiting] = RowSums("rank")
         self._causes = _CauseSums()
 
     def add(self, found: _WaitingAndCauses, steps: Steps) -> None:
         """Adds a range."""
-        weight, waiting = float(len(steps)), found.waiting
+        weight = float(len(steps))
         self._weight += weight
-        totals = (waiting.total_us, waiting.p2p_us, waiting.unknown_us)
-        self._totals.add([""], [totals], weight)
-        self._ranks.add(
-            [row.rank for row in waiting.ranks],
-            [(row.waits_us, row.causes_us) for row in waiting.ranks],
-            weight,
-        )
+        self._totals.add([found.waiting], weight)
+        self._ranks.add(found.waiting.ranks, weight)
         self._causes.add(found.causes, weight)
 
     def result(self) -> _WaitingAndCauses:
         """The waiting and its causes in all ranges."""
-        weight = self._weight
-        ((_, totals),) = self._totals.items()
-        total, p2p, unknown = ((value or 0.0) / weight for value in totals)
-        ranks = tuple(
-            RankWaiting(rank, (own or 0.0) / weight, (of or 0.0) / weight)
-            for rank, (own, of) in sorted(self._ranks.items())
-        )
-        waiting = Waiting(total_us=total, p2p_us=p2p, unknown_us=unknown, ranks=ranks)
-        return _WaitingAndCauses(waiting, self._causes.result(weight, total))
+        ranks = tuple(sorted(self._ranks.rows(self._weight), key=lambda row: row.rank))
+        waiting = replace(*self._totals.rows(self._weight), ranks=ranks)
+        return _WaitingAndCauses(waiting, self._causes.result(self._weight, waiting.total_us))
 
 
 WAITING: Final[Measure[_WaitingAndCauses, Waiting]] = Measure(

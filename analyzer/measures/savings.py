@@ -20,7 +20,7 @@ processor time of that work is not known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
@@ -35,7 +35,7 @@ from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.replay import Replay, Scenario, StepEnds
-from ddltrace.analyzer.measures.keyed_sums import KeyedSums
+from ddltrace.analyzer.measures.keyed_sums import RowSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
 from ddltrace.analyzer.measures.path_parts import MOST_PARTS, PathPart, PathRank, path_parts
 from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
@@ -350,76 +350,34 @@ def find_path_savings(joined: JoinedSteps) -> _PathSavings:
     return _PathSavings((*replayed, *parts[MOST_PARTS:]), by_rank, finder.by_category())
 
 
-_SAVINGS: Final = tuple(field.name for field in fields(Savings))
-
-
 class _PathMerger:
     """Merges ranges of steps: means per step over all of them."""
 
     def __init__(self) -> None:
         self._weight = 0.0
-        self._parts: KeyedSums[tuple[str, int, str | None]] = KeyedSums(2)
-        self._by_rank: KeyedSums[tuple[int, str]] = KeyedSums(1)
-        self._savings: KeyedSums[str] = KeyedSums(len(_SAVINGS))
+        self._parts: RowSums[PathPart] = RowSums("category", "rank", "name")
+        self._by_rank: RowSums[PathRank] = RowSums("category", "rank")
+        self._savings: RowSums[Savings] = RowSums()
 
     def add(self, found: _PathSavings, steps: Steps) -> None:
         """Adds a range."""
         weight = float(len(steps))
         self._weight += weight
-        self._parts.add(
-            [(row.category, row.rank, row.name) for row in found.parts],
-            [(row.us, row.alone_us) for row in found.parts],
-            weight,
-        )
-        self._by_rank.add(
-            [(row.rank, row.category) for row in found.by_rank],
-            [(row.us,) for row in found.by_rank],
-            weight,
-        )
-        if found.savings is not None:
-            values = [getattr(found.savings, name) for name in _SAVINGS]
-            self._savings.add([""], [values], weight)
+        self._parts.add(found.parts, weight)
+        self._by_rank.add(found.by_rank, weight)
+        self._savings.add([] if found.savings is None else [found.savings], weight)
 
     def result(self) -> _PathSavings:
         """The paths and savings of all ranges."""
-        weight = self._weight
-        savings = [
-            Savings(*((value or 0.0) / weight for value in values))
-            for _, values in self._savings.items()
-        ]
+        parts = sorted(self._parts.rows(self._weight), key=lambda row: -row.us)
+        total = sum(row.us for row in parts)
+        by_rank = self._by_rank.rows(self._weight)
+        by_rank.sort(key=lambda row: (row.rank, CATEGORIES.index(row.category)))
         return _PathSavings(
-            _merged_parts(self._parts, weight),
-            _merged_ranks(self._by_rank, weight),
-            savings[0] if savings else None,
+            tuple(replace(row, share=row.us / total if total else 0.0) for row in parts),
+            tuple(by_rank),
+            next(iter(self._savings.rows(self._weight)), None),
         )
-
-
-def _merged_ranks(sums: KeyedSums[tuple[int, str]], weight: float) -> tuple[PathRank, ...]:
-    rows = [
-        PathRank(category, rank, (us or 0.0) / weight) for (rank, category), (us,) in sums.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: (row.rank, CATEGORIES.index(row.category))))
-
-
-def _merged_parts(
-    sums: KeyedSums[tuple[str, int, str | None]], weight: float
-) -> tuple[PathPart, ...]:
-    rows = [
-        (category, rank, name, us or 0.0, alone or 0.0)
-        for (category, rank, name), (us, alone) in sums.items()
-    ]
-    total = sum(row[3] for row in rows)
-    return tuple(
-        PathPart(
-            category=category,
-            rank=rank,
-            name=name,
-            us=us / weight,
-            alone_us=alone / weight,
-            share=us / total if total else 0.0,
-        )
-        for category, rank, name, us, alone in sorted(rows, key=lambda row: -row[3])
-    )
 
 
 CRITICAL_PATH: Final[Measure[_PathSavings, tuple[PathPart, ...]]] = Measure(

@@ -9,6 +9,7 @@ median over all steps would not show it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -334,7 +335,7 @@ class _StragglerMerger:
     def __init__(self) -> None:
         self._weight = 0.0
         self._lateness: dict[int, RankLateness] = {}
-        self._took_part: KeyedSums[int] = KeyedSums(1)
+        self._took_part: Counter[int] = Counter()
         self._saves = SavingSums(KeyedSums(3))
 
     def add(self, found: _Stragglers, steps: Steps) -> None:
@@ -348,16 +349,13 @@ class _StragglerMerger:
         self._saves.add(
             {rank: None if us is None else (us, us) for rank, us in saves.items()}, weight
         )
-        self._took_part.add(
-            list(lateness.took_part), [(count,) for count in lateness.took_part.values()]
-        )
+        self._took_part.update(lateness.took_part)
 
     def result(self) -> _Stragglers:
         """The measures of all ranges."""
-        took_part = {rank: round(count or 0.0) for rank, (count,) in self._took_part.items()}
         saves = self._saves.means(self._weight)
         return _Stragglers(
-            Lateness(dict(sorted(self._lateness.items())), took_part),
+            Lateness(dict(sorted(self._lateness.items())), dict(self._took_part)),
             {rank: pair[1] for rank, pair in saves.items() if pair is not None},
         )
 
