@@ -7,14 +7,14 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from ddltrace.analyzer.formatting.text_table import render
-from ddltrace.analyzer.formatting.units import printable_words
+from ddltrace.analyzer.formatting.units import printable_words, value_text
 
 _NARROWEST: Final = 60
 _WIDEST: Final = 120
@@ -56,6 +56,23 @@ class TextTable:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     keys: int = 1
+
+
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""Head of a column -> an attribute of a row, whose name tells its unit (``_us``, ``_gbps``,
+``share``, ``bytes``), or a function that makes the text of a row's cell."""
+
+
+def table_of(rows: Iterable[Any], columns: Columns, keys: int = 1) -> TextTable:
+    """A table of records; `keys` as in `TextTable`."""
+    cells = [
+        [
+            value_text(value, getattr(row, value)) if isinstance(value, str) else value(row)
+            for value in columns.values()
+        ]
+        for row in rows
+    ]
+    return TextTable(list(columns), cells, keys)
 
 
 @dataclass(frozen=True)

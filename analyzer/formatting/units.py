@@ -75,13 +75,16 @@ def value_text(name: str, value: object) -> str:
         name: The attribute, such as ``busy_us``, ``max_gbps``, ``share`` or ``bytes``.
         value: Its value; None if it is not known.
     """
-    if value is None or not isinstance(value, int | float):
+    if value is None or not isinstance(value, int | float) or name in _NUMBERED:
         return NOT_KNOWN if value is None else str(value)
     for ending, text in _TEXTS.items():
         if ending in name:
             return text(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.1f}"
 
+
+_NUMBERED: Final = frozenset({"rank", "step", "stage", "replica"})
+"""Attributes that are numbers of something, no amounts."""
 
 _TEXTS: Final[dict[str, Callable[[float], str]]] = {
     "_us": time_text,

@@ -410,7 +410,7 @@ DEVICE_QUEUES: Final[Measure[DeviceQueues, tuple[LaunchRow, ...]]] = Measure(
     table=Table[LaunchRow](
         "Launches of device work (short: it ran shorter than its call)",
         {
-            "rank": lambda row: str(row.rank),
+            "rank": "rank",
             "launches": "launches",
             "short": "short_kernels",
             "call > 50 µs": "slow_calls",

@@ -17,7 +17,6 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray
 from ddltrace.analyzer.events.own_work import OwnWork, own_work
 from ddltrace.analyzer.events.rank_scan import RankBlocks, RankScan
-from ddltrace.analyzer.formatting.units import value_text
 from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import Graph, find_graph
 from ddltrace.analyzer.joined.executions import Executions, find_executions
@@ -226,8 +225,7 @@ class Table(Generic[RowT]):
 
     Attributes:
         title: The heading.
-        columns: Heading of a column -> an attribute of a row, whose name tells its unit (``_us``,
-            ``_gbps``, ``share``, ``bytes``), or a function that makes the text of a row's cell.
+        columns: As `ddltrace.analyzer.formatting.terminal.Columns`.
         most: Rows that the text report shows.
         order: Sorts the rows, the largest first; by default they keep their order.
     """
@@ -237,17 +235,11 @@ class Table(Generic[RowT]):
     most: int = 8
     order: Callable[[RowT], float] | None = None
 
-    def shown(self, rows: Sequence[RowT]) -> list[list[str]]:
-        """The cells of the first rows."""
+    def first(self, rows: Sequence[RowT]) -> Sequence[RowT]:
+        """The rows that the text report shows."""
         if self.order is not None:
             rows = sorted(rows, key=self.order, reverse=True)
-        return [
-            [
-                value_text(value, getattr(row, value)) if isinstance(value, str) else value(row)
-                for value in self.columns.values()
-            ]
-            for row in rows[: self.most]
-        ]
+        return rows[: self.most]
 
 
 @dataclass(frozen=True)

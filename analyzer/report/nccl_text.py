@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddltrace.analyzer.formatting.terminal import Section, TextTable
+from ddltrace.analyzer.formatting.terminal import Columns, Section, table_of
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bandwidth_text,
@@ -29,30 +29,11 @@ def nccl_section(nccl: Nccl | None) -> Section:
         return []
     lines: Section = [f"NCCL's own events ({nccl.events:,})"]
     if nccl.collectives:
-        header = [
-            "collective",
-            "count",
-            "bytes",
-            "chosen",
-            "kernel",
-            "waiting",
-            "transfer",
-            "alg bw",
-        ]
-        lines.append(TextTable(header, [_collective(row) for row in nccl.collectives[:_MAX_ROWS]]))
+        lines.append(table_of(nccl.collectives[:_MAX_ROWS], _COLLECTIVE))
         lines += _more(len(nccl.collectives))
     if nccl.links:
-        header = [
-            "proxy of rank",
-            "steps",
-            "bytes",
-            "bandwidth",
-            "network",
-            "GPU wait",
-            "peer wait",
-        ]
         links = sorted(nccl.links, key=lambda link: -link.bytes)
-        lines.append(TextTable(header, [_link(link) for link in links[:_MAX_ROWS]]))
+        lines.append(table_of(links[:_MAX_ROWS], _LINK))
         lines += _more(len(links))
         inside, between = bytes_text(nccl.inside_host_bytes), bytes_text(nccl.between_hosts_bytes)
         unknown = bytes_text(nccl.unknown_bytes)
@@ -72,33 +53,36 @@ def nccl_verdicts(nccl: Nccl | None) -> list[str]:
     return [*slow, *map(_choice, nccl.choices[:_MAX_ROWS])]
 
 
-def _collective(row: NcclCollective) -> list[str]:
-    chosen = f"{row.algo or NOT_KNOWN}/{row.proto or NOT_KNOWN}"
+def _chosen(row: NcclCollective) -> str:
     channels = "" if row.channels is None else f" x{row.channels}"
-    return [
-        f"{printable(row.func or NOT_KNOWN)} ({row.ranks or NOT_KNOWN})",
-        f"{row.count:,}",
-        bytes_text(row.bytes),
-        printable(chosen + channels),
-        time_text(row.kernel_us),
-        time_text(row.wait_us),
-        time_text(row.transfer_us),
-        bandwidth_text(row.algbw_gbps),
-    ]
+    return printable(f"{row.algo or NOT_KNOWN}/{row.proto or NOT_KNOWN}{channels}")
 
 
-def _link(link: NcclLink) -> list[str]:
+def _direction(link: NcclLink) -> str:
     other = f"{link.peer}" if link.peer is not None else f"{link.comm_peer} of its group"
     device = "" if link.device is None else f", device {link.device}"
-    return [
-        f"{link.rank} {'to' if link.is_send else 'from'} {other}{device}",
-        f"{link.steps:,}",
-        bytes_text(link.bytes),
-        bandwidth_text(link.bandwidth_gbps),
-        time_text(link.net_us),
-        time_text(link.gpu_wait_us),
-        time_text(link.peer_wait_us),
-    ]
+    return f"{link.rank} {'to' if link.is_send else 'from'} {other}{device}"
+
+
+_COLLECTIVE: Final[Columns] = {
+    "collective": lambda row: f"{printable(row.func or NOT_KNOWN)} ({row.ranks or NOT_KNOWN})",
+    "count": "count",
+    "bytes": "bytes",
+    "chosen": _chosen,
+    "kernel": "kernel_us",
+    "waiting": "wait_us",
+    "transfer": "transfer_us",
+    "alg bw": "algbw_gbps",
+}
+_LINK: Final[Columns] = {
+    "proxy of rank": _direction,
+    "steps": "steps",
+    "bytes": "bytes",
+    "bandwidth": "bandwidth_gbps",
+    "network": "net_us",
+    "GPU wait": "gpu_wait_us",
+    "peer wait": "peer_wait_us",
+}
 
 
 def _slow(row: NcclRank) -> str:

@@ -6,25 +6,31 @@ This module renders an `Analysis` and reads no files.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from ddltrace.analyzer.findings.advice import path_shares
-from ddltrace.analyzer.formatting.terminal import Bar, Paragraph, Section, TextTable, layout
+from ddltrace.analyzer.formatting.terminal import (
+    Bar,
+    Columns,
+    Paragraph,
+    Section,
+    layout,
+    table_of,
+)
 from ddltrace.analyzer.formatting.text_table import kernel_text, shorten
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
-    bandwidth_text,
-    bytes_text,
     counted,
     printable,
     share_text,
     time_text,
 )
+from ddltrace.analyzer.measures.collectives import CollectiveRow, P2PRow
 from ddltrace.analyzer.measures.device_queues import DEVICE_QUEUES
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.measure import Measure
 from ddltrace.analyzer.measures.operation_rows import KERNELS, OPERATORS
-from ddltrace.analyzer.measures.rank_measures import RankRow
 from ddltrace.analyzer.measures.root_causes import RootCause
 from ddltrace.analyzer.measures.stragglers import StragglerRow
 from ddltrace.analyzer.measures.summary import Summary
@@ -247,23 +253,16 @@ def _path(analysis: Analysis) -> Section:
         if share:
             text = f"  {name:<9} {time_text(share * mean):>10} {share_text(share):>8}"
             lines.append(Bar(text, share, _BAR_COLORS.get(name)))
-    header = ["largest parts", "category", "rank", "a step", "share", "saves alone"]
     parts = [part for part in analysis.critical_path if part.name is not None][:_MAX_ROWS]
-    rows = [
-        [
-            str(part.name),
-            part.category,
-            str(part.rank),
-            time_text(part.us),
-            share_text(part.share),
-            time_text(part.alone_us),
-        ]
-        for part in parts
-    ]
-    return [
-        *lines,
-        TextTable(header, rows, keys=3),
-    ]
+    columns: Columns = {
+        "largest parts": "name",
+        "category": "category",
+        "rank": "rank",
+        "a step": lambda part: time_text(part.us),
+        "share": "share",
+        "saves alone": "alone_us",
+    }
+    return [*lines, table_of(parts, columns, keys=3)]
 
 
 def _slow_steps(analysis: Analysis) -> Section:
@@ -276,11 +275,13 @@ def _slow_steps(analysis: Analysis) -> Section:
             f"{time_text(slow.limit_us)} (median {time_text(slow.median_us)})"
         )
     ]
-    cells = [
-        [str(row.step), time_text(row.wall_us), time_text(row.longer_us), extra_text(row)]
-        for row in slow.steps[:_MAX_SLOW]
-    ]
-    lines += [TextTable(["step", "duration", "longer by", "largest extra time"], cells)]
+    columns: Columns = {
+        "step": "step",
+        "duration": "wall_us",
+        "longer by": "longer_us",
+        "largest extra time": extra_text,
+    }
+    lines += [table_of(slow.steps[:_MAX_SLOW], columns)]
     return lines + _more(len(slow.steps), _MAX_SLOW)
 
 
@@ -300,36 +301,29 @@ def _goodput(analysis: Analysis) -> Section:
 
 
 def _ranks(analysis: Analysis) -> Section:
-    header = [
-        "rank", "step p50", "compute", "comm", "overlap", "exposed", "waiting", "transfer",
-        "data", "update", "idle",
-    ]  # fmt: skip
     rows = list(analysis.ranks)
     if not rows:
         return []
     left = len(rows) - _MAX_RANKS
     if left > 0:
-        rows = sorted(rows, key=_slowness)[:_MAX_RANKS]
-    cells = [
-        [
-            str(row.rank),
-            time_text(row.step_us_p50),
-            time_text(row.compute_us),
-            time_text(row.comm_us),
-            share_text(row.overlap_ratio),
-            time_text(row.exposed_comm_us),
-            time_text(row.wait_us),
-            time_text(row.transfer_us),
-            time_text(row.data_us),
-            time_text(row.update_us),
-            time_text(row.idle_us),
-        ]
-        for row in rows
-    ]
+        rows = sorted(rows, key=lambda row: row.wait_us or 0.0)[:_MAX_RANKS]
+    columns: Columns = {
+        "rank": "rank",
+        "step p50": "step_us_p50",
+        "compute": "compute_us",
+        "comm": "comm_us",
+        "overlap": "overlap_ratio",
+        "exposed": "exposed_comm_us",
+        "waiting": "wait_us",
+        "transfer": "transfer_us",
+        "data": "data_us",
+        "update": "update_us",
+        "idle": "idle_us",
+    }
     lines: Section = [
         *_on_a_rank(analysis.summary),
         "Each rank (totals over the analyzed window)",
-        TextTable(header, cells),
+        table_of(rows, columns),
     ]
     if left > 0:
         lines.append(f"  {left} more ranks in --json; those shown wait least: others wait for them")
@@ -359,27 +353,22 @@ def _idle(analysis: Analysis) -> Section:
         rows = sorted(known, key=lambda row: -(row.idle_us or 0.0))[:_MAX_RANKS]
     # Processes are rarely stopped.
     stopped = any(row.stopped_us for row in known)
-    header = ["rank", "idle", "data", "other rank", "message", "host"]
-    header += [*(["stopped"] if stopped else []), "unknown", "in messages", "waits for"]
-    cells = [
-        [
-            str(row.rank),
-            time_text(row.idle_us),
-            time_text(row.data_us),
-            time_text(row.other_rank_us),
-            time_text(row.message_us),
-            time_text(row.host_us),
-            *([time_text(row.stopped_us)] if stopped else []),
-            time_text(row.unknown_us),
-            time_text(row.in_message_us),
-            NOT_KNOWN if row.waits_for is None else f"rank {row.waits_for}",
-        ]
-        for row in rows
-    ]
+    columns: Columns = {
+        "rank": "rank",
+        "idle": "idle_us",
+        "data": "data_us",
+        "other rank": "other_rank_us",
+        "message": "message_us",
+        "host": "host_us",
+        **({"stopped": "stopped_us"} if stopped else {}),
+        "unknown": "unknown_us",
+        "in messages": "in_message_us",
+        "waits for": lambda row: NOT_KNOWN if row.waits_for is None else f"rank {row.waits_for}",
+    }
     lines: Section = [
-        "Idle time by cause (the causes sum to idle); in messages: only waiting for others in them"
+        "Idle time by cause (the causes sum to idle); in messages: only waiting for others in them",
+        table_of(rows, columns),
     ]
-    lines += [TextTable(header, cells)]
     return lines + _more(len(known), _MAX_RANKS) + [Paragraph(idle_text(analysis.summary), "  ")]
 
 
@@ -387,87 +376,61 @@ def _dimensions(analysis: Analysis) -> Section:
     rows = analysis.compared_dimensions()
     if not rows:
         return []
-    header = ["dimension", "exposed", "waiting", "transfer", "messages", "bytes", "groups"]
-    cells = [
-        [
-            row.dimension,
-            time_text(row.exposed_us),
-            time_text(row.wait_us),
-            time_text(row.transfer_us),
-            f"{row.messages:.3g}",
-            bytes_text(row.bytes),
-            shorten(printable(", ".join(row.groups)), _GROUPS, "start"),
-        ]
-        for row in rows
-    ]
+    columns: Columns = {
+        "dimension": "dimension",
+        "exposed": "exposed_us",
+        "waiting": "wait_us",
+        "transfer": "transfer_us",
+        "messages": lambda row: f"{row.messages:.3g}",
+        "bytes": "bytes",
+        "groups": lambda row: shorten(printable(", ".join(row.groups)), _GROUPS, "start"),
+    }
     return [
         "Communication by parallel dimension",
         Paragraph(f"  {dimensions_text(analysis.summary)}", "  "),
-        TextTable(header, cells),
+        table_of(rows, columns),
     ]
-
-
-def _slowness(row: RankRow) -> float:
-    return row.wait_us if row.wait_us is not None else 0.0
 
 
 def _collectives(analysis: Analysis) -> Section:
     if not analysis.collectives:
         return []
-    header = [
-        "collective", "group", "count", "bytes", "waiting", "transfer", "p95", "skew", "bus bw",
-    ]  # fmt: skip
-    cells = [
-        [
-            row.op,
-            f"{row.group[:12]} ({row.group_size})",
-            str(row.count),
-            bytes_text(row.bytes),
-            time_text(row.wait_us),
-            time_text(row.transfer_us) + ("?" if row.unsure else ""),
-            time_text(row.transfer_us_p95),
-            time_text(row.arrival_skew_us),
-            bandwidth_text(row.busbw_gbps),
-        ]
-        for row in analysis.collectives[:_MAX_ROWS]
-    ]
+    rows = analysis.collectives[:_MAX_ROWS]
+    columns: Columns = {
+        "collective": "op",
+        "group": lambda row: f"{row.group[:12]} ({row.group_size})",
+        "count": "count",
+        "bytes": "bytes",
+        "waiting": "wait_us",
+        "transfer": lambda row: time_text(row.transfer_us) + ("?" if row.unsure else ""),
+        "p95": "transfer_us_p95",
+        "skew": "arrival_skew_us",
+        "bus bw": "busbw_gbps",
+    }
     lines: Section = [
         "Collectives by operation, group and size (medians per call; waiting: mean over ranks)",
-        TextTable(header, cells, keys=2),
+        table_of(rows, columns, keys=2),
+        *_unsure(rows),
     ]
-    if any(row.unsure for row in analysis.collectives[:_MAX_ROWS]):
-        lines.append("  ? less than the error of the aligned clocks")
     return lines + _more(len(analysis.collectives), _MAX_ROWS)
 
 
 def _cost(analysis: Analysis) -> Section:
     if not analysis.cost_fits:
         return []
-    cells = []
-    for fit in analysis.cost_fits[:_MAX_ROWS]:
-        known = fit.latency_us is not None
-        cells.append(
-            [
-                f"{fit.title}, {fit.backend or 'backend unknown'}",
-                str(fit.samples),
-                str(fit.sizes),
-                time_text(fit.latency_us),
-                bandwidth_text(fit.busbw_gbps),
-                share_text(fit.error) if known else NOT_KNOWN,
-                "yes" if fit.disturbed else "no",
-            ]
-        )
-    header = [
-        "operation",
-        "samples",
-        "sizes",
-        "latency",
-        "bus bw",
-        "error",
-        "beside compute",
+    columns: Columns = {
+        "operation": lambda fit: f"{fit.title}, {fit.backend or 'backend unknown'}",
+        "samples": "samples",
+        "sizes": "sizes",
+        "latency": "latency_us",
+        "bus bw": "busbw_gbps",
+        "error": lambda fit: share_text(None if fit.latency_us is None else fit.error),
+        "beside compute": lambda fit: "yes" if fit.disturbed else "no",
+    }
+    lines: Section = [
+        "Latency and bandwidth, fitted (transfer = latency + bytes / bandwidth)",
+        table_of(analysis.cost_fits[:_MAX_ROWS], columns),
     ]
-    lines: Section = ["Latency and bandwidth, fitted (transfer = latency + bytes / bandwidth)"]
-    lines += [TextTable(header, cells)]
     verdicts = {fit.verdict for fit in analysis.cost_fits[:_MAX_ROWS] if fit.verdict != "fitted"}
     return lines + [f"  {NOT_KNOWN} {verdict}" for verdict in sorted(verdicts)]
 
@@ -475,28 +438,41 @@ def _cost(analysis: Analysis) -> Section:
 def _p2p(analysis: Analysis) -> Section:
     if not analysis.p2p:
         return []
-    cells = [
-        [
-            f"{row.src} -> {row.dst}",
-            str(row.count),
-            bytes_text(row.bytes),
-            time_text(row.wait_us),
-            time_text(row.transfer_us),
-            time_text(row.transfer_us_p50) + ("?" if row.unsure else ""),
-            time_text(row.transfer_us_p95),
-            bandwidth_text(row.algbw_gbps),
-        ]
-        for row in analysis.p2p[:_MAX_ROWS]
+    rows = analysis.p2p[:_MAX_ROWS]
+    columns: Columns = {
+        "send to receive": lambda row: f"{row.src} -> {row.dst}",
+        "count": "count",
+        "bytes": "bytes",
+        "waiting": "wait_us",
+        "transfer": "transfer_us",
+        "p50": lambda row: time_text(row.transfer_us_p50) + ("?" if row.unsure else ""),
+        "p95": "transfer_us_p95",
+        "bandwidth": "algbw_gbps",
+    }
+    lines: Section = [
+        "Point to point (totals; p50, p95 and bandwidth per message)",
+        table_of(rows, columns),
+        *_unsure(rows),
     ]
-    header = ["send to receive", "count", "bytes", "waiting", "transfer", "p50", "p95", "bandwidth"]
-    lines: Section = ["Point to point (totals; p50, p95 and bandwidth per message)"]
-    lines += [TextTable(header, cells)]
-    if any(row.unsure for row in analysis.p2p[:_MAX_ROWS]):
-        lines.append("  ? less than the error of the aligned clocks")
     return lines + _more(len(analysis.p2p), _MAX_ROWS)
 
 
+def _unsure(rows: Sequence[CollectiveRow | P2PRow]) -> Section:
+    unsure = any(row.unsure for row in rows)
+    return ["  ? less than the error of the aligned clocks"] if unsure else []
+
+
 def _pipelines(analysis: Analysis) -> Section:
+    columns: Columns = {
+        "stage": "stage",
+        "rank": "rank",
+        "compute": "work_us",
+        "bubble": "bubble_us",
+        "waiting": "waiting_us",
+        "transfer": "transfer_us",
+        "longest forward": lambda row: _longest(row.forward_us),
+        "longest backward": lambda row: _longest(row.backward_us),
+    }
     lines: Section = []
     for pipeline in analysis.pipelines[:_MAX_PIPELINES]:
         lines += [
@@ -506,24 +482,10 @@ def _pipelines(analysis: Analysis) -> Section:
                 f"stages and no transfers: {share_text(pipeline.ideal_share)})"
             )
         ]
-        cells = [
-            [
-                str(row.stage),
-                str(row.rank),
-                time_text(row.work_us),
-                time_text(row.bubble_us),
-                time_text(row.waiting_us),
-                time_text(row.transfer_us),
-                _longest(row.forward_us),
-                _longest(row.backward_us),
-            ]
-            for row in pipeline.stages[:_MAX_RANKS]
+        lines += [
+            table_of(pipeline.stages[:_MAX_RANKS], columns, keys=2),
+            *_more(len(pipeline.stages), _MAX_RANKS),
         ]
-        header = [
-            "stage", "rank", "compute", "bubble", "waiting", "transfer", "longest forward",
-            "longest backward",
-        ]  # fmt: skip
-        lines += [TextTable(header, cells, keys=2), *_more(len(pipeline.stages), _MAX_RANKS)]
     return lines
 
 
@@ -539,14 +501,17 @@ def _ideal_job(analysis: Analysis) -> Section:
             "take equally long"
         )
     ]
-    cells = [[row.name, f"{row.slowdown:.3f}"] for row in ideal.operations[:_MAX_ROWS]]
-    lines += [TextTable(["operations with their recorded times", "S_t"], cells)]
+    slowdown: Final = lambda row: f"{row.slowdown:.3f}"  # noqa: E731
+    operations: Columns = {"operations with their recorded times": "name", "S_t": slowdown}
+    workers: Columns = {
+        "worker with its recorded times": lambda row: f"rank {row.rank}",
+        "replica": "replica",
+        "stage": "stage",
+        "S_w": slowdown,
+    }
+    lines += [table_of(ideal.operations[:_MAX_ROWS], operations)]
     lines += _more(len(ideal.operations), _MAX_ROWS)
-    cells = [
-        [f"rank {row.rank}", str(row.replica), str(row.stage), f"{row.slowdown:.3f}"]
-        for row in ideal.workers[:_MAX_ROWS]
-    ]
-    lines += [TextTable(["worker with its recorded times", "replica", "stage", "S_w"], cells)]
+    lines += [table_of(ideal.workers[:_MAX_ROWS], workers)]
     lines += _more(len(ideal.workers), _MAX_ROWS)
     lines += [
         Paragraph(
@@ -567,42 +532,31 @@ def _longest(bubbles: tuple[float, ...]) -> str:
     return f"{time_text(bubbles[number])}, number {number}"
 
 
-def _late_in(row: StragglerRow, steps: int) -> str:
-    if not row.late_steps:
-        return NOT_KNOWN
-    return f"{row.late_steps} of {steps}" if row.sometimes else "most"
-
-
 def _stragglers(analysis: Analysis) -> Section:
-    rows = analysis.stragglers[:5]
+    rows, steps = analysis.stragglers[:5], analysis.summary.steps
     if not rows:
         return []
-    cells = [
-        [
-            str(row.rank),
-            str(row.collectives_last),
-            share_text(row.share),
-            _late_in(row, analysis.summary.steps),
-            time_text(row.late_step_us if row.sometimes else row.lateness_us)
-            + ("?" if row.unsure else ""),
-            time_text(row.lateness_us_total),
-            row.cause or NOT_KNOWN,
-            time_text(row.cause_us),
-        ]
-        for row in rows
-    ]
-    header = [
-        "rank",
-        "times last",
-        "share",
-        "late in steps",
-        "typical lateness",
-        "total",
-        "slower activity",
-        "longer by",
-    ]
-    over = " (steady steps)" if analysis.summary.steps else ""
-    return [f"Stragglers{over}", TextTable(header, cells)]
+
+    def late_in(row: StragglerRow) -> str:
+        if not row.late_steps:
+            return NOT_KNOWN
+        return f"{row.late_steps} of {steps}" if row.sometimes else "most"
+
+    def lateness(row: StragglerRow) -> str:
+        us = row.late_step_us if row.sometimes else row.lateness_us
+        return time_text(us) + ("?" if row.unsure else "")
+
+    columns: Columns = {
+        "rank": "rank",
+        "times last": "collectives_last",
+        "share": "share",
+        "late in steps": late_in,
+        "typical lateness": lateness,
+        "total": "lateness_us_total",
+        "slower activity": "cause",
+        "longer by": "cause_us",
+    }
+    return [f"Stragglers{' (steady steps)' if steps else ''}", table_of(rows, columns)]
 
 
 def _saves(cause: RootCause) -> str:
@@ -617,28 +571,24 @@ def _root_causes(analysis: Analysis) -> Section:
     causes = [cause for cause in analysis.root_causes if cause.cost_us >= _LEAST_CAUSE * whole]
     if not causes or not analysis.waiting.total_us:
         return []
-    cells = [
-        [
-            str(cause.rank),
-            cause.activity if cause.peer is None else f"transfer from rank {cause.peer}",
-            shorten(cause.name or "", _CAUSE_NAME),
-            time_text(cause.direct_us),
-            time_text(cause.propagated_us),
-            time_text(cause.slower_us) if cause.peer is not None else "",
-            share_text(cause.share),
-            _saves(cause),
-        ]
-        for cause in causes[:_MAX_ROWS]
-    ]
-    header = [
-        "root rank", "activity", "operation", "direct", "propagated", "slower", "share", "saves",
-    ]  # fmt: skip
+    columns: Columns = {
+        "root rank": "rank",
+        "activity": lambda cause: (
+            cause.activity if cause.peer is None else f"transfer from rank {cause.peer}"
+        ),
+        "operation": lambda cause: shorten(cause.name or "", _CAUSE_NAME),
+        "direct": "direct_us",
+        "propagated": "propagated_us",
+        "slower": lambda cause: "" if cause.peer is None else time_text(cause.slower_us),
+        "share": "share",
+        "saves": _saves,
+    }
     total = time_text(analysis.waiting.total_us)
     over = "a step" if analysis.summary.steps else "in total"
     return [
         Paragraph(f"Root causes of waiting (sums over ranks; {total} of waiting {over})"),
-        TextTable(header, cells, keys=3),
-        *_more(len(analysis.root_causes), len(cells)),
+        table_of(causes[:_MAX_ROWS], columns, keys=3),
+        *_more(len(analysis.root_causes), min(len(causes), _MAX_ROWS)),
     ]
 
 
@@ -646,22 +596,18 @@ def _tensors(analysis: Analysis) -> Section:
     rows = [row for row in analysis.tensors if row.exposed_us is not None][:_MAX_ROWS]
     if not rows:
         return []
-    cells = [
-        [
-            row.name,
-            bytes_text(row.bytes),
-            time_text(row.ready_us),
-            time_text(row.enqueue_us),
-            time_text(row.complete_us),
-            NOT_KNOWN if row.bucket is None else str(row.bucket),
-            time_text(row.exposed_us),
-        ]
-        for row in rows
-    ]
-    header = ["tensor", "bytes", "ready", "enqueued", "complete", "tensors in bucket", "exposed"]
+    columns: Columns = {
+        "tensor": "name",
+        "bytes": "bytes",
+        "ready": "ready_us",
+        "enqueued": "enqueue_us",
+        "complete": "complete_us",
+        "tensors in bucket": "bucket",
+        "exposed": "exposed_us",
+    }
     lines: Section = [
         "Most exposed tensors (medians, from the step's start)",
-        TextTable(header, cells),
+        table_of(rows, columns),
     ]
     without = sum(row.messages == 0 for row in analysis.tensors)
     if without:
@@ -682,18 +628,17 @@ def _shapes(analysis: Analysis) -> Section:
     if not rows:
         return []
     rows.sort(key=lambda row: -row[1].total_us)
-    cells = [
-        [
-            kernel_text(name, _NAME),
-            shorten(printable(part.shapes), _NAME),
-            f"{part.count:,}",
-            time_text(part.total_us),
-            time_text(part.mean_us),
-        ]
-        for name, part in rows[:_MAX_ROWS]
+    columns: Columns = {
+        "operator": lambda row: kernel_text(row[0], _NAME),
+        "shapes of inputs": lambda row: shorten(printable(row[1].shapes), _NAME),
+        "count": lambda row: f"{row[1].count:,}",
+        "total": lambda row: time_text(row[1].total_us),
+        "mean": lambda row: time_text(row[1].mean_us),
+    }
+    lines: Section = [
+        "Operators by the shapes of their inputs (all ranks)",
+        table_of(rows[:_MAX_ROWS], columns, keys=2),
     ]
-    lines: Section = ["Operators by the shapes of their inputs (all ranks)"]
-    lines += [TextTable(["operator", "shapes of inputs", "count", "total", "mean"], cells, keys=2)]
     return lines + _more(len(rows), _MAX_ROWS)
 
 
@@ -701,25 +646,19 @@ def _device_steps(analysis: Analysis) -> Section:
     """The steps on the device's time, where the host runs ahead of it."""
     if host_ahead(analysis) is None:
         return []
-    cells = [
-        [
-            f"rank {row.rank}, step {row.step}",
-            time_text(row.lag_us),
-            time_text(row.period_us),
-            time_text(row.compute_us),
-            time_text(row.comm_us),
-            time_text(row.overlap_us),
-            time_text(row.copy_us),
-        ]
-        for row in analysis.device_steps[:_MAX_RANKS]
-    ]
-    header = [
-        "launched in", "device lag", "device period", "compute", "comm", "overlap", "copies",
-    ]  # fmt: skip
+    columns: Columns = {
+        "launched in": lambda row: f"rank {row.rank}, step {row.step}",
+        "device lag": "lag_us",
+        "device period": "period_us",
+        "compute": "compute_us",
+        "comm": "comm_us",
+        "overlap": "overlap_us",
+        "copies": "copy_us",
+    }
     lines: Section = [
-        "Steps on the device (lag: from the start on the host; period: until the next step's start)"
+        "Steps on the device (lag: after the launch on the host; period: until the next step)",
+        table_of(analysis.device_steps[:_MAX_RANKS], columns),
     ]
-    lines += [TextTable(header, cells)]
     return lines + _more(len(analysis.device_steps), _MAX_RANKS)
 
 
@@ -768,5 +707,5 @@ def _table(analysis: Analysis, measure: Measure[Any, Any]) -> Section:
     rows, table = getattr(analysis, measure.name), measure.table
     if not rows or table is None:
         return []
-    cells = table.shown(rows)
-    return [table.title, TextTable(list(table.columns), cells), *_more(len(rows), len(cells))]
+    shown = table.first(rows)
+    return [table.title, table_of(shown, table.columns), *_more(len(rows), len(shown))]
