@@ -33,7 +33,6 @@ from ddltrace.analyzer.formatting.units import (
     share_text,
     time_text,
 )
-from ddltrace.analyzer.measures.collectives import CollectiveRow
 from ddltrace.analyzer.measures.connections import slow_connections
 from ddltrace.analyzer.measures.device_queues import LaunchGaps
 from ddltrace.analyzer.measures.finding import Finding
@@ -55,49 +54,28 @@ _LEAST_UNFITTED: Final = 1 << 20
 """Where no latency was fitted, no smaller bucket than this is proposed."""
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How a library is told to apply a change.
-
-    Attributes:
-        merge: Larger messages.
-        split: Smaller buckets; ``{megabytes}`` stands for their size.
-        halve: Gradients in half precision.
-        accumulate: Gradients over several batches.
-        keep: Gathered parameters for the backward pass.
-        prefetch: Parameters before they are needed.
-    """
-
-    merge: str = ""
-    split: str = ""
-    halve: str = ""
-    accumulate: str = ""
-    keep: str = ""
-    prefetch: str = ""
-
-
-_OPTIONS: Final[dict[Wrapper | None, _Options]] = {
-    "ddp": _Options(
-        merge=" (DDP: a larger bucket_cap_mb)",
-        split="DDP: bucket_cap_mb={megabytes:.2g}",
-        halve=" (bf16_compress_hook)",
-        accumulate="no_sync, or local SGD",
+_OPTIONS: Final[dict[tuple[Wrapper | None, str], str]] = {
+    ("ddp", "merge"): " (DDP: a larger bucket_cap_mb)",
+    ("ddp", "split"): "DDP: bucket_cap_mb={megabytes:.2g}",
+    ("ddp", "halve"): " (bf16_compress_hook)",
+    ("ddp", "accumulate"): "no_sync, or local SGD",
+    ("fsdp", "keep"): "FSDP2: reshard_after_forward=False; FSDP: SHARD_GRAD_OP",
+    ("fsdp", "prefetch"): (
+        "FSDP2: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; "
+        "FSDP: forward_prefetch=True"
     ),
-    "fsdp": _Options(
-        keep="FSDP2: reshard_after_forward=False; FSDP: SHARD_GRAD_OP",
-        prefetch="FSDP2: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; "
-        "FSDP: forward_prefetch=True",
+    ("deepspeed", "merge"): " (DeepSpeed: a larger reduce_bucket_size)",
+    ("deepspeed", "split"): "DeepSpeed: overlap_comm and a smaller reduce_bucket_size",
+    ("deepspeed", "halve"): " (DeepSpeed: communication_data_type)",
+    ("deepspeed", "accumulate"): "DeepSpeed: gradient_accumulation_steps",
+    ("deepspeed", "keep"): (
+        "DeepSpeed: ZeRO stage 2, or a larger stage3_param_persistence_threshold"
     ),
-    "deepspeed": _Options(
-        merge=" (DeepSpeed: a larger reduce_bucket_size)",
-        split="DeepSpeed: overlap_comm and a smaller reduce_bucket_size",
-        halve=" (DeepSpeed: communication_data_type)",
-        accumulate="DeepSpeed: gradient_accumulation_steps",
-        keep="DeepSpeed: ZeRO stage 2, or a larger stage3_param_persistence_threshold",
-        prefetch="DeepSpeed: overlap_comm and a larger stage3_prefetch_bucket_size",
-    ),
-    None: _Options(),
+    ("deepspeed", "prefetch"): ("DeepSpeed: overlap_comm and a larger stage3_prefetch_bucket_size"),
 }
+"""How a library is told to merge messages, split buckets, send gradients in half precision or over
+several batches, keep gathered parameters for the backward pass, or gather them before."""
+
 
 _PIECES: Final = (2, 4, 8, 16)
 _FULL_PRECISION: Final = 3.5
@@ -186,12 +164,15 @@ def _of_exchange(
     overlap = analysis.summary.overlap_ratio
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
-    options = _OPTIONS[facts.wrapper]
+    merge, halve, keep, prefetch = (
+        _OPTIONS.get((facts.wrapper, change), "")
+        for change in ("merge", "halve", "keep", "prefetch")
+    )
     by_size = "" if cost.fitted else " (assumed, as messages are small)"
     if count >= 2 and exchange.bytes and exchange.gradients:
         each = cost.latency_us / count
         yield Proposal(
-            f"merge messages{options.merge}: each of the {count:.0f} {exchange.op} a step "
+            f"merge messages{merge}: each of the {count:.0f} {exchange.op} a step "
             f"({bytes_text(round(exchange.bytes))} in total) costs a latency of "
             f"{time_text(each)}{by_size}",
             (count - 1) * each * scale,
@@ -203,7 +184,7 @@ def _of_exchange(
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
             unknown = ", if they are in full precision" if facts.element_bytes is None else ""
             yield Proposal(
-                f"send gradients in half precision{options.halve}: this halves the "
+                f"send gradients in half precision{halve}: this halves the "
                 f"{bytes_text(round(exchange.bytes))} a step{unknown}",
                 cost.moving_us / 2 * scale,
                 Change("halve", exchange.ranks),
@@ -212,15 +193,13 @@ def _of_exchange(
         scatters = next((e.count for e in facts.exchanges if e.op == "reduce_scatter"), 0.0)
         if scatters and count >= 1.5 * scatters:
             yield Proposal(
-                f"keep gathered parameters for the backward pass ({options.keep}), if memory "
-                "allows: "
-                f"there are {count:.0f} all_gathers a step for {scatters:.0f} reduce_scatters",
+                f"keep gathered parameters for the backward pass ({keep}), if memory allows: there "
+                f"are {count:.0f} all_gathers a step for {scatters:.0f} reduce_scatters",
                 (count - scatters) / count * cost.total_us * scale,
             )
         if low:
             yield Proposal(
-                f"gather parameters earlier ({options.prefetch}), so that compute hides the "
-                "all_gathers",
+                f"gather parameters earlier ({prefetch}), so that compute hides the all_gathers",
                 cost.total_us * scale,
             )
 
@@ -281,8 +260,8 @@ def _split(exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts) -> It
     remaining, pieces = min(left)
     size = max(round(exchange.bytes / (count * pieces)), 1)
     megabytes = max(size / 2**20, 0.01)
-    options = _OPTIONS[facts.wrapper]
-    how = f" ({options.split.format(megabytes=megabytes)})" if options.split else ""
+    option = _OPTIONS.get((facts.wrapper, "split"), "").format(megabytes=megabytes)
+    how = f" ({option})" if option else ""
     yield Proposal(
         f"start sending earlier, in smaller buckets of about {bytes_text(size)}{how}: then only "
         "the last one follows the backward pass",
@@ -314,8 +293,8 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         why = f"{share_text(share)} of the transfer of {per_step} is latency"
     if not (facts.replicated and main.gradients):
         return Proposal(f"use a faster link, or communicate less often: {why}", exposed_us)
-    options = _OPTIONS[facts.wrapper]
-    how = f" ({options.accumulate})" if options.accumulate else ""
+    option = _OPTIONS.get((facts.wrapper, "accumulate"))
+    how = f" ({option})" if option else ""
     return Proposal(
         f"exchange gradients less often, by accumulating them over several batches{how}: {why}",
         exposed_us * (1 - 1 / _PERIOD),
@@ -379,8 +358,13 @@ def _stopped_processes(analysis: Analysis) -> Iterator[Finding]:
     others = len({number for _, number in stopped} - {rank})
     more = f"; {counted(others, 'more rank', 'was')} stopped as well" if others else ""
     until = "" if stop.last_step is None else f", until step {stop.last_step}"
-    yield _of_resource(
+    # What a mean step loses by stops on its critical path.
+    saves = sum(part.alone_us for part in analysis.critical_path if part.name == STOPPED)
+    step_us = 0.0 if analysis.savings is None else analysis.savings.step_us
+    yield Finding(
         "stopped",
+        saves,
+        saves / step_us if step_us else 0.0,
         f"no thread of rank {rank} ran for {time_text(stop.least_us)} to "
         f"{time_text(stop.most_us)}{until}: its counters, due every second, are missing, and in "
         "that time its process used no more processor time than it usually does in a second and "
@@ -388,15 +372,7 @@ def _stopped_processes(analysis: Analysis) -> Iterator[Finding]:
         "find what stopped the process, or suspended it: SIGSTOP (kill -STOP, a batch system that "
         "preempts), a debugger, a frozen container or virtual machine; or a call that waits "
         "without releasing Python's lock",
-        _saved_without_stops(analysis),
-        None if analysis.savings is None else analysis.savings.step_us,
     )
-
-
-def _saved_without_stops(analysis: Analysis) -> float:
-    """What a mean step loses by stops on its critical path, µs; 0 where that is not known."""
-    stops = [part for part in analysis.critical_path if part.name == STOPPED]
-    return sum(part.alone_us for part in stops)
 
 
 def _growing_memory(analysis: Analysis) -> Iterator[Finding]:
@@ -412,8 +388,10 @@ def _growing_memory(analysis: Analysis) -> Iterator[Finding]:
             continue
         growth, rank = max(growing, key=lambda pair: pair[0].bytes_per_step)
         others = "" if len(growing) == 1 else f", and on {len(growing) - 1} other ranks"
-        yield _of_resource(
+        yield Finding(
             "memory",
+            0.0,
+            0.0,
             f"{what} grows on rank {rank}{others}: by {bytes_text(growth.bytes_per_step)} a step, "
             f"{bytes_text(growth.bytes)} from step {growth.first_step} to {growth.last_step}",
             _MEMORY_FIXES[counter],
@@ -426,8 +404,10 @@ def _throttled_device(analysis: Analysis) -> Iterator[Finding]:
         return
     count = sum((r.device_throttled_share or 0.0) >= _MIN_THROTTLED for r in analysis.resources)
     others = "" if count == 1 else f"; {count} ranks are affected"
-    yield _of_resource(
+    yield Finding(
         "device",
+        0.0,
+        0.0,
         f"the clock of rank {row.rank}'s device was reduced in "
         f"{share_text(row.device_throttled_share or 0.0)} of the samples "
         f"({', '.join(row.device_throttling)}){others}",
@@ -449,38 +429,24 @@ def _busy_hosts(analysis: Analysis) -> Iterator[Finding]:
     row = max(busy, key=lambda row: row.cpu_wait_share or 0.0)
     others = len({each.host for each in busy}) - 1
     more = f"; {counted(others, 'more host')} had none" if others else ""
-    waits = (
-        ""
-        if row.cpu_wait_share is None
-        else f"; the main thread of rank {row.rank} waited for one during "
-        f"{share_text(row.cpu_wait_share)} of the time{_of_step(analysis, row.cpu_wait_share)}"
-    )
-    yield _of_resource(
+    waits, mean = "", analysis.summary.step_us.mean
+    if row.cpu_wait_share is not None:
+        of_step = (
+            "" if mean is None else f" ({time_text(row.cpu_wait_share * mean)} of a mean step)"
+        )
+        waits = (
+            f"; the main thread of rank {row.rank} waited for one during "
+            f"{share_text(row.cpu_wait_share)} of the time{of_step}"
+        )
+    yield Finding(
         "processors",
+        0.0,
+        0.0,
         f"host {printable(row.host)} had no free processor (95 % busy) in "
         f"{share_text(row.host_busy_share or 0.0)} of the samples{waits}{more}; the cost is not "
         "known, and all other numbers depend on this load",
         "start fewer threads (OMP_NUM_THREADS, data loader workers) or fewer ranks on such a "
         "host, or move other work off it",
-    )
-
-
-def _of_step(analysis: Analysis, share: float) -> str:
-    mean = analysis.summary.step_us.mean
-    return "" if mean is None else f" ({time_text(share * mean)} of a mean step)"
-
-
-def _of_resource(
-    kind: str, evidence: str, advice: str, saves_us: float = 0.0, step_us: float | None = None
-) -> Finding:
-    return Finding(
-        kind=kind,
-        saves_us=saves_us,
-        share=saves_us / step_us if step_us else 0.0,
-        evidence=evidence,
-        advice=advice,
-        command=None,
-        unsure=False,
     )
 
 
@@ -532,9 +498,6 @@ _COPY_FIXES: Final = {
     "fill": "use zero_grad(set_to_none=True), and torch.empty where all values are overwritten",
     "other": "look at the largest copies in the table of the critical path's parts",
 }
-_FIX_OF: Final = {
-    name: name for name in ("compute", "data", "copy", "host", "update", "unrecorded", "stopped")
-} | {"transfer": "network"}
 _LINK_FIX: Final = "look at the link between these ranks: its port, its route, what else uses it"
 _RECORD_ALL: Final = (
     "record all ranks: without all ranks of a message, its transfer cannot be told from "
@@ -589,16 +552,12 @@ def find_findings(
     of_rank = [finding for finding in worth if finding.rank is not None and finding.share >= _MUCH]
     shared = [finding for finding in worth if finding not in of_rank]
     # Their savings are unknown, so they come last, except for what makes all others unsure.
-    stood_still = _stopped_us(analysis) >= _MIN_SHARE * sum(row.wall_us for row in analysis.steps)
+    stopped_us = sum(stop.least_us for row in analysis.resources for stop in row.stops or ())
+    stood_still = stopped_us >= _MIN_SHARE * sum(row.wall_us for row in analysis.steps)
     stopped = [finding for finding in resources if finding.kind == "stopped" and stood_still]
     busy = [finding for finding in resources if finding.kind == "processors"]
     others = [finding for finding in resources if finding not in (*stopped, *busy)]
     return (*stopped, *of_rank, *busy, *shared, *others)
-
-
-def _stopped_us(analysis: Analysis) -> float:
-    """How long processes stood still, at least."""
-    return sum(stop.least_us for row in analysis.resources for stop in row.stops or ())
 
 
 def path_shares(analysis: Analysis) -> dict[str, float]:
@@ -624,7 +583,8 @@ def _communication(
         part = f", {share_text(top.share / share)} of it {_named(top)}"
     overlap = analysis.summary.overlap_ratio
     hidden = "" if overlap is None else f"; compute hides {share_text(overlap)} of communication"
-    main = _main_collective(analysis)
+    # Sorted by their total transfer.
+    main = next((row for row in analysis.collectives if row.transfer_us_total is not None), None)
     evidence = f"{share_text(share)} of the critical path is transfer{part}{hidden}"
     if held["wait"] > share:
         evidence += (
@@ -697,7 +657,10 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     if ideal is not None:
         yield ideal
         return
-    causes = _largest_causes(analysis)
+    # Those without which a step would be shorter.
+    causes = sorted(
+        (cause for cause in analysis.root_causes if cause.most_us), key=lambda cause: -cause.most_us
+    )
     if analysis.waiting.is_point_to_point:
         yield from (_root_cause(analysis, savings, cause) for cause in causes[:_SHOWN_CAUSES])
         return
@@ -728,8 +691,8 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         )
     else:
         # The fix concerns the cause only: no more than all time of that kind can be saved.
-        bound = _bound_of_cause(savings, culprit.cause)
-        saves = culprit.saves_us if bound is None else min(culprit.saves_us, bound)
+        kind = "transfer" if culprit.cause == "network" else culprit.cause
+        saves = min(culprit.saves_us, getattr(savings, f"{kind}_us", culprit.saves_us))
         rank = culprit.rank
         how = f"rank {culprit.rank} is {_lateness(analysis, culprit)}"
         advice = _fix(analysis, culprit)
@@ -804,12 +767,6 @@ def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         )
 
 
-def _largest_causes(analysis: Analysis) -> list[RootCause]:
-    """The root causes without which a step would be shorter, the largest saving first."""
-    known = [cause for cause in analysis.root_causes if cause.most_us]
-    return sorted(known, key=lambda cause: -cause.most_us)
-
-
 def _root_cause(analysis: Analysis, savings: Savings, cause: RootCause) -> Finding:
     """The finding on a cause of waiting."""
     waiting = cause.direct_us + cause.propagated_us
@@ -827,7 +784,11 @@ def _root_cause(analysis: Analysis, savings: Savings, cause: RootCause) -> Findi
             f"{time_text(cause.saves_range_us[1])} shorter, depending on what ranks do in "
             "unexplained time"
         )
-    advice = _LINK_FIX if cause.peer is not None else _FIXES[_FIX_OF.get(cause.activity)]
+    advice = (
+        _LINK_FIX
+        if cause.peer is not None
+        else _FIXES["network" if cause.activity == "transfer" else cause.activity]
+    )
     if cause.activity == "compute" and analysis.pipelines:
         advice += "; in a pipeline, move layers from its stage to others"
     # Of a link, no single rank is at fault.
@@ -900,19 +861,6 @@ def _fix(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause == "network" and _on_one_host(analysis):
         return _FIX_ON_ONE_HOST
     return _FIX_OF_COLLECTIONS if row.is_garbage_collection else _FIXES[row.cause]
-
-
-def _bound_of_cause(savings: Savings, cause: str | None) -> float | None:
-    """Returns the savings per step without the time of a straggler's cause; None if unknown."""
-    bounds = {
-        "compute": savings.compute_us,
-        "data": savings.data_us,
-        "copy": savings.copy_us,
-        "host": savings.host_us,
-        "update": savings.update_us,
-        "network": savings.transfer_us,
-    }
-    return None if cause is None else bounds.get(cause)
 
 
 def _on_one_host(analysis: Analysis) -> bool:
@@ -1117,8 +1065,3 @@ def _largest(analysis: Analysis, category: str) -> PathPart | None:
 def _named(part: PathPart) -> str:
     """Names of kernels and of tensors may be longer than the sentence that they stand in."""
     return shorten(printable(part.name or part.category), _MAX_NAME)
-
-
-def _main_collective(analysis: Analysis) -> CollectiveRow | None:
-    timed = [row for row in analysis.collectives if row.transfer_us_total is not None]
-    return max(timed, key=lambda row: row.transfer_us_total or 0.0, default=None)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 _RECORDS: Final = "ddltrace run "
-
-
 _OF_JOB: Final = (_RECORDS, "ddltrace compare ")
 
 
@@ -59,8 +57,8 @@ class Finding:
     share: float
     evidence: str
     advice: str
-    command: str | None
-    unsure: bool
+    command: str | None = None
+    unsure: bool = False
     strategies: tuple[str, ...] = ()
     rank: int | None = None
     predicted: tuple[Prediction, ...] = ()

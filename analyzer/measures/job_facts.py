@@ -13,9 +13,9 @@ from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, di
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.finding import Finding
-from ddltrace.analyzer.measures.measure import JoinedSteps, Measure
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_together
 from ddltrace.analyzer.measures.savings import find_path_savings
-from ddltrace.analyzer.measures.steps import Steps, in_steps
+from ddltrace.analyzer.measures.steps import in_steps
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -250,21 +250,6 @@ def _facts(joined: JoinedSteps) -> JobFacts:
     return job_facts(joined.trace, joined.scans, joined.joined, joined.steady, updates)
 
 
-class _FactMerger:
-    """Merges ranges of steps: means over all of them."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[float, JobFacts]] = []
-
-    def add(self, found: JobFacts, steps: Steps) -> None:
-        """Adds a range."""
-        self._found.append((float(len(steps)), found))
-
-    def result(self) -> JobFacts:
-        """The properties over all ranges."""
-        return _merged_facts(self._found)
-
-
 def _merged_facts(parts: Sequence[tuple[float, JobFacts]]) -> JobFacts:
     """Properties of the job over all ranges."""
     facts = [each for _, each in parts]
@@ -308,7 +293,7 @@ def _merged_exchange(parts: Sequence[tuple[float, Exchange]], whole: float) -> E
 
 
 FINDINGS: Final[Measure[JobFacts, tuple[Finding, ...]]] = Measure(
-    "findings", lambda _: (), _facts, _FactMerger, of="steady"
+    "findings", lambda _: (), _facts, merged_together(_merged_facts), of="steady"
 )
 """The properties of the job, on which its findings depend: `ddltrace.analyzer.findings` finds them
 in the values of all other measures."""

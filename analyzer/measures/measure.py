@@ -219,6 +219,25 @@ def merged_by(both: Callable[[MergedT, MergedT], MergedT]) -> Callable[[], Merge
     return lambda: _Fold(both)
 
 
+class _Collected(Generic[MergedT]):
+    def __init__(self, of_all: Callable[[Sequence[tuple[float, MergedT]]], MergedT]) -> None:
+        self._of_all = of_all
+        self._found: list[tuple[float, MergedT]] = []
+
+    def add(self, found: MergedT, steps: Steps) -> None:
+        self._found.append((float(len(steps)), found))
+
+    def result(self) -> MergedT:
+        return self._of_all(self._found)
+
+
+def merged_together(
+    of_all: Callable[[Sequence[tuple[float, MergedT]]], MergedT],
+) -> Callable[[], Merger[MergedT]]:
+    """A merger that calls a function once, with how many steps each range has and what it found."""
+    return lambda: _Collected(of_all)
+
+
 @dataclass(frozen=True)
 class Table(Generic[RowT]):
     """How a report shows the rows of a measure.

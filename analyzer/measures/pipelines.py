@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.measures.measure import JoinedSteps, Measure
-from ddltrace.analyzer.measures.steps import Steps, in_steps
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_together
+from ddltrace.analyzer.measures.steps import in_steps
 
 
 @dataclass(frozen=True)
@@ -234,24 +234,13 @@ def _found(joined: JoinedSteps) -> tuple[Pipeline, ...]:
     return pipelines(joined.scans, joined.joined, joined.graph, joined.steady)
 
 
-class _PipelineMerger:
-    """Merges ranges of steps: means per step over those in which a pipeline was found."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[int, ...], list[tuple[float, Pipeline]]] = defaultdict(list)
-
-    def add(self, found: tuple[Pipeline, ...], steps: Steps) -> None:
-        """Adds a range."""
-        for pipeline in found:
-            self._found[pipeline.ranks].append((float(len(steps)), pipeline))
-
-    def result(self) -> tuple[Pipeline, ...]:
-        """The pipelines of all ranges."""
-        return tuple(map(_merged_pipeline, sorted(self._found.values(), key=_first_rank)))
-
-
-def _first_rank(pipelines: Sequence[tuple[float, Pipeline]]) -> tuple[int, ...]:
-    return pipelines[0][1].ranks
+def _merged(parts: Sequence[tuple[float, tuple[Pipeline, ...]]]) -> tuple[Pipeline, ...]:
+    """Means per step over the ranges in which each pipeline was found."""
+    found: dict[tuple[int, ...], list[tuple[float, Pipeline]]] = defaultdict(list)
+    for weight, pipelines_of_range in parts:
+        for pipeline in pipelines_of_range:
+            found[pipeline.ranks].append((weight, pipeline))
+    return tuple(_merged_pipeline(found[ranks]) for ranks in sorted(found))
 
 
 def _merged_pipeline(parts: Sequence[tuple[float, Pipeline]]) -> Pipeline:
@@ -274,29 +263,24 @@ def _merged_pipeline(parts: Sequence[tuple[float, Pipeline]]) -> Pipeline:
 def _merged_stage(parts: Sequence[tuple[float, PipelineStage]]) -> PipelineStage:
     weights = [weight for weight, _ in parts]
 
-    def mean(name: str) -> float:
-        return float(np.average([getattr(stage, name) for _, stage in parts], weights=weights))
-
-    def means(name: str) -> tuple[float, ...]:
-        lists = [getattr(stage, name) for _, stage in parts]
-        width = max(map(len, lists))
-        padded = [np.pad(values, (0, width - len(values))) for values in map(np.array, lists)]
+    def mean(values: list[Any]) -> Any:
+        if not isinstance(values[0], tuple):
+            return float(np.average(values, weights=weights))
+        width = max(map(len, values))
+        padded = [np.pad(np.array(each), (0, width - len(each))) for each in values]
         return tuple(np.average(padded, axis=0, weights=weights).tolist()) if width else ()
 
+    times = [field.name for field in fields(PipelineStage) if field.name.endswith("_us")]
     first = parts[0][1]
-    return PipelineStage(
-        rank=first.rank,
-        stage=first.stage,
-        step_us=mean("step_us"),
-        work_us=mean("work_us"),
-        bubble_us=mean("bubble_us"),
-        waiting_us=mean("waiting_us"),
-        transfer_us=mean("transfer_us"),
-        forward_us=means("forward_us"),
-        backward_us=means("backward_us"),
+    return replace(
+        first, **{name: mean([getattr(stage, name) for _, stage in parts]) for name in times}
     )
 
 
 PIPELINES: Final[Measure[tuple[Pipeline, ...], tuple[Pipeline, ...]]] = Measure(
-    "pipelines", lambda whole: whole.found.of(PIPELINES), _found, _PipelineMerger, of="steady"
+    "pipelines",
+    lambda whole: whole.found.of(PIPELINES),
+    _found,
+    merged_together(_merged),
+    of="steady",
 )
