@@ -33,7 +33,7 @@ from ddltrace.analyzer.events.interval_sets import EMPTY, lengths_within
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
-from ddltrace.analyzer.measures.distribution import round_values
+from ddltrace.analyzer.measures.distribution import merged_records, round_values
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 from ddltrace.tracer.trace.schema import OPS
 
@@ -419,15 +419,12 @@ def _shares_the_link(begin: IntArray, end: IntArray) -> BoolArray:
     return shares
 
 
-def size_bins(joined: Joined, chosen: BoolArray) -> tuple[SizeBin, ...]:
+def _sizes(steps: JoinedSteps) -> tuple[SizeBin, ...]:
     """Messages by operation and size in powers of two.
 
     A collective counts once; of a send and its receive only the send counts.
-
-    Args:
-        joined: All messages.
-        chosen: Which messages are in the analyzed window.
     """
+    joined, chosen = steps.joined, steps.chosen_messages
     messages = joined.messages
     once = np.zeros(len(messages), dtype=bool)
     once[joined.order[joined.collectives.first_row]] = True
@@ -467,14 +464,7 @@ def _fit_samples(joined: JoinedSteps) -> dict[FitKind, FitSamples]:
 def _both_samples(
     former: dict[FitKind, FitSamples], later: dict[FitKind, FitSamples]
 ) -> dict[FitKind, FitSamples]:
-    both = {
-        kind: FitSamples.merged([former[kind], later[kind]]) for kind in former if kind in later
-    }
-    return former | later | both
-
-
-def _sizes(joined: JoinedSteps) -> tuple[SizeBin, ...]:
-    return size_bins(joined.joined, joined.chosen_messages)
+    return merged_records(former, later, FitSamples.merged)
 
 
 def _both_sizes(former: tuple[SizeBin, ...], later: tuple[SizeBin, ...]) -> tuple[SizeBin, ...]:

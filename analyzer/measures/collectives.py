@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, changes
+from ddltrace.analyzer.events.event_columns import NULL, IntArray, changes
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.distribution import (
     Distribution,
@@ -180,15 +180,11 @@ class CollectiveTimes:
     gbps: Distribution
 
 
-def collective_times(joined: Joined, chosen: BoolArray) -> dict[CollectiveKind, CollectiveTimes]:
-    """Measures collectives by operation, group and size.
-
-    Args:
-        joined: All messages.
-        chosen: Which collectives are in the analyzed window.
-    """
+def _times(steps: JoinedSteps) -> dict[CollectiveKind, CollectiveTimes]:
+    """Measures collectives by operation, group and size."""
+    joined = steps.joined
     collectives, messages = joined.collectives, joined.messages
-    index = np.flatnonzero(chosen & (collectives.state != State.MISMATCH))
+    index = np.flatnonzero(steps.chosen_collectives & (collectives.state != State.MISMATCH))
     if not len(index):
         return {}
     op, group, size = collectives.op[index], collectives.group[index], collectives.bytes[index]
@@ -207,7 +203,7 @@ def collective_times(joined: Joined, chosen: BoolArray) -> dict[CollectiveKind, 
         times = _collective_times(joined, index[begin:end])
         # Ranks may use one name for different groups.
         found[kind] = merged_sums([found[kind], times]) if kind in found else times
-    return found
+    return {kind: with_rounded(each) for kind, each in found.items()} if steps.in_ranges else found
 
 
 def _collective_times(joined: Joined, index: IntArray) -> CollectiveTimes:
@@ -235,7 +231,7 @@ def collective_rows(
     """One row per operation, group and size, those with the longest transfer first.
 
     Args:
-        times: See `collective_times`.
+        times: See `CollectiveTimes`.
         residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
     rows = [_collective_row(kind, each, residual_ns) for kind, each in times.items()]
@@ -292,13 +288,9 @@ class LinkTimes:
     gbps: Distribution
 
 
-def link_times(joined: Joined, chosen: BoolArray) -> dict[tuple[int, int], LinkTimes]:
-    """Measures sends and receives by sending and receiving rank.
-
-    Args:
-        joined: All messages.
-        chosen: Which messages are in the analyzed window.
-    """
+def find_links(steps: JoinedSteps) -> dict[tuple[int, int], LinkTimes]:
+    """Measures sends and receives by sending and receiving rank."""
+    joined, chosen = steps.joined, steps.chosen_messages
     messages = joined.messages
     wait, transfer = joined.wait_and_transfer()
     matched = joined.partner != NULL
@@ -342,7 +334,7 @@ def p2p_rows(
     """One row per pair of ranks, the largest first.
 
     Args:
-        times: See `link_times`.
+        times: See `find_links`.
         residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
     rows = []
@@ -367,16 +359,11 @@ def p2p_rows(
     return tuple(sorted(rows, key=lambda row: -(row.bytes or 0)))
 
 
-def joining(joined: Joined, chosen: BoolArray, chosen_messages: BoolArray) -> Joining:
-    """How well messages could be joined across ranks.
-
-    Args:
-        joined: All messages.
-        chosen: The collectives to count.
-        chosen_messages: The sends and receives to count.
-    """
-    state = joined.collectives.state[chosen]
-    p2p = joined.messages.is_p2p & chosen_messages
+def _joining(steps: JoinedSteps) -> Joining:
+    """How well messages could be joined across ranks."""
+    joined = steps.joined
+    state = joined.collectives.state[steps.chosen_collectives]
+    p2p = joined.messages.is_p2p & steps.chosen_messages
     matched = p2p & (joined.partner != NULL)
     return Joining(
         collectives=len(state),
@@ -390,31 +377,14 @@ def joining(joined: Joined, chosen: BoolArray, chosen_messages: BoolArray) -> Jo
     )
 
 
-def find_links(joined: JoinedSteps) -> dict[tuple[int, int], LinkTimes]:
-    """Measured sends and receives by sending and receiving rank."""
-    return link_times(joined.joined, joined.chosen_messages)
-
-
 def _links(joined: JoinedSteps) -> dict[tuple[int, int], LinkTimes]:
     links = joined.once(find_links)
     return {pair: with_rounded(each) for pair, each in links.items()} if joined.in_ranges else links
 
 
-def _times(joined: JoinedSteps) -> dict[CollectiveKind, CollectiveTimes]:
-    found = collective_times(joined.joined, joined.chosen_collectives)
-    return {kind: with_rounded(each) for kind, each in found.items()} if joined.in_ranges else found
-
-
-def _joining(joined: JoinedSteps) -> Joining:
-    return joining(joined.joined, joined.chosen_collectives, joined.chosen_messages)
-
-
 def _both(former: Joining, later: Joining) -> Joining:
-    names = ("collectives", "complete", "partial", "open", "mismatched", "p2p", "p2p_unmatched")
-    return Joining(
-        by_order=former.by_order or later.by_order,
-        **{name: getattr(former, name) + getattr(later, name) for name in names},
-    )
+    by_order = former.by_order or later.by_order
+    return replace(merged_sums([former, later]), by_order=by_order)
 
 
 JOINING: Final[Measure[Joining, Joining]] = Measure(

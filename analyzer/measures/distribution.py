@@ -8,7 +8,7 @@ does not depend on how the values were divided.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
@@ -120,7 +120,11 @@ def merged_sums(parts: Sequence[Record]) -> Record:
     return whole
 
 
-def merged_records(former: dict[Key, Record], later: dict[Key, Record]) -> dict[Key, Record]:
+def merged_records(
+    former: dict[Key, Record],
+    later: dict[Key, Record],
+    merge: Callable[[Sequence[Record]], Record] = merged_sums,
+) -> dict[Key, Record]:
     """Records by key: those of both, merged where both have the key."""
-    both = {key: merged_sums([former[key], later[key]]) for key in former if key in later}
+    both = {key: merge([former[key], later[key]]) for key in former if key in later}
     return former | later | both

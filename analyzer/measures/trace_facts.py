@@ -11,6 +11,7 @@ import numpy as np
 from ddltrace.analyzer.events.interval_sets import length
 from ddltrace.analyzer.formatting.units import agreeing, counted, share_text
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
+from ddltrace.analyzer.measures.distribution import merged_records
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, derived, merged_by
 from ddltrace.analyzer.trace.align import SHARED
 from ddltrace.tracer.capture.overhead_probe import cost_text
@@ -218,14 +219,14 @@ def _suspects(label: Any) -> dict[str, int]:
     return {str(name): count for name, count in counts if type(count) is int}
 
 
-def _both_facts(former: RankFacts, later: RankFacts) -> RankFacts:
-    """Facts about a rank's record over two ranges, which have neighbouring steps in common."""
+def _both_facts(ranges: Sequence[RankFacts]) -> RankFacts:
+    """Facts about a rank's record over ranges, which have neighbouring steps in common."""
     return RankFacts(
-        events=former.events + later.events,
-        damaged=max(former.damaged, later.damaged),
-        backwards=max(former.backwards, later.backwards),
-        unrecorded_ns=former.unrecorded_ns + later.unrecorded_ns,
-        span_ns=former.span_ns + later.span_ns,
+        events=sum(each.events for each in ranges),
+        damaged=max(each.damaged for each in ranges),
+        backwards=max(each.backwards for each in ranges),
+        unrecorded_ns=sum(each.unrecorded_ns for each in ranges),
+        span_ns=sum(each.span_ns for each in ranges),
         is_partial=True,
     )
 
@@ -245,8 +246,7 @@ def _facts(joined: JoinedSteps) -> dict[int, RankFacts]:
 
 
 def _both(former: dict[int, RankFacts], later: dict[int, RankFacts]) -> dict[int, RankFacts]:
-    both = {rank: _both_facts(former[rank], later[rank]) for rank in former if rank in later}
-    return former | later | both
+    return merged_records(former, later, _both_facts)
 
 
 TRACE: Final = Measure("trace", _trace_facts, _facts, merged_by(_both), of="all")
