@@ -165,20 +165,14 @@ class _Rank(NamedTuple):
     Attributes:
         scan: The rank.
         releases: When its messages were released, and by whom.
-        steps: Numbers of all steps.
-        steady: Those that the summary counts.
-        selected: Whether only these steps are analyzed.
-        continues: Whether the steps before these are measured as well, in another range.
+        joined: The steps.
         has_gaps: Whether the rank left steps unrecorded, to measure the overhead.
         collections: Whether garbage collections were recorded.
     """
 
     scan: RankScan
     releases: Releases
-    steps: IntArray
-    steady: IntArray
-    selected: bool
-    continues: bool
+    joined: JoinedSteps
     has_gaps: bool
     collections: bool
 
@@ -192,15 +186,12 @@ class _Measured(NamedTuple):
 
 def measure_ranks(joined: JoinedSteps) -> RankMeasures:
     """Measures every rank."""
-    trace, scans, steps = joined.trace, joined.scans, joined.steps
+    trace, scans = joined.trace, joined.scans
     ranks = [
         _Rank(
             scan,
             joined.joined.releases(rank),
-            steps.number,
-            steps.number[steps.steady],
-            joined.selected,
-            joined.continues,
+            joined,
             any(info.cost for info in trace.infos(rank)),
             all(info.collections for info in trace.infos(rank)),
         )
@@ -248,7 +239,7 @@ def _measure(rank: _Rank) -> _Measured:
         },
         **by_step,
     }
-    if rank.selected:
+    if rank.joined.selected:
         in_trace = {name: float(by_step[name].sum()) for name in FIELDS}
     waited_for = find_waited_for(scan, rank.releases, intersect(sets.exposed_waiting, window))
     return _Measured(
@@ -267,8 +258,8 @@ def _with_empty(windows: Spans) -> Spans:
 def _steps_of(rank: _Rank) -> tuple[IntArray, IntArray, IntArray]:
     """Number, start and end of a rank's steps; its whole window as step -1 if there are none."""
     scan = rank.scan
-    if len(rank.steps):
-        mine = in_steps(scan.step, rank.steps)
+    if len(rank.joined.steps.number):
+        mine = in_steps(scan.step, rank.joined.steps.number)
         return scan.step[mine], scan.step_start[mine], scan.step_end[mine]
     some = slice(0, 1 if scan.events else 0)
     return np.array([-1])[some], np.array([scan.first])[some], np.array([scan.last])[some]
@@ -285,11 +276,11 @@ def _rank_row(
         total: Its measures over the whole trace, or over the selected steps.
     """
     scan, activity = rank.scan, rank.scan.activity
-    counted = in_steps(columns["step"].astype(np.int64), rank.steady)
+    counted = in_steps(columns["step"].astype(np.int64), rank.joined.steady)
     walls = columns["wall_ns"][counted] / 1e3
     chosen = np.ones(len(scan.messages), dtype=bool)
-    if rank.selected:
-        chosen = in_steps(scan.messages.step, rank.steps)
+    if rank.joined.selected:
+        chosen = in_steps(scan.messages.step, rank.joined.steps.number)
     span = length(window)
     known = activity.compute is not None
     return RankRow(
@@ -337,7 +328,7 @@ def _window(rank: _Rank, start: IntArray, end: IntArray) -> Spans:
         start: Starts of its steps.
     """
     work = rank.scan.activity.work
-    if rank.selected:
+    if rank.joined.selected:
         work = clip(work, int(start.min()), int(end.max())) if len(start) else EMPTY
     if not len(work.start):
         return EMPTY
@@ -348,8 +339,8 @@ def _window(rank: _Rank, start: IntArray, end: IntArray) -> Spans:
 def _begin(rank: _Rank, work: Spans) -> IntArray:
     """Where the window of a rank begins: in a range, where that of the range before ends."""
     scan = rank.scan
-    if rank.continues and len(rank.steps):
-        former = np.flatnonzero(scan.step < rank.steps[0])
+    if rank.joined.continues and len(rank.joined.steps.number):
+        former = np.flatnonzero(scan.step < rank.joined.steps.number[0])
         if len(former):
             until = int(scan.step_end[former[-1]])
             before = clip(scan.activity.work, scan.first, until).end[-1:]

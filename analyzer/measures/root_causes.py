@@ -30,7 +30,6 @@ from ddltrace.analyzer.events.interval_sets import (
     overlaps,
     union,
 )
-from ddltrace.analyzer.events.own_work import OwnWork
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.delays import CAUSES, find_delays
@@ -177,24 +176,13 @@ class _Sums:
 class RootCauseFinder:
     """Attributes the waiting of a run to its root causes.
 
-    Args:
-        joined: All messages.
-        graph: The dependency graph.
-        steps: All steps; the steady ones count, or all of the trace where there are none.
-        work: Rank -> its own work by activity.
+    The steady steps count, or all of the trace where there are none.
     """
 
-    def __init__(
-        self,
-        scans: Mapping[int, RankScan],
-        joined: Joined,
-        graph: Graph,
-        steps: Steps,
-        work: Mapping[int, OwnWork],
-    ) -> None:
-        self._scans, self._joined, self._graph = scans, joined, graph
-        self._work = work
-        steady = steps.number[steps.steady]
+    def __init__(self, joined: JoinedSteps) -> None:
+        scans, graph, steady = joined.scans, joined.graph, joined.steady
+        self._scans, self._joined, self._graph = scans, joined.joined, graph
+        self._work = joined.work
         self._numbers = distinct(
             np.concatenate([np.empty(0, np.int64), *(scan.step for scan in scans.values())])
         )
@@ -203,8 +191,8 @@ class RootCauseFinder:
         self._steps = max(len(steady), 1)
         self._windows = _steady_windows(scans, steady)
         self._counted = _counted(graph, self._windows, everything=not len(steady))
-        self._delays = find_delays(graph, joined, self._work, self._counted)
-        self._slower = _slower_transfers(joined)
+        self._delays = find_delays(graph, self._joined, self._work, self._counted)
+        self._slower = _slower_transfers(self._joined)
         self._sums = self._sum_up()
 
     def waiting(self) -> Waiting:
@@ -610,7 +598,7 @@ class _WaitingAndCauses(NamedTuple):
 
 def find_causes(joined: JoinedSteps) -> _WaitingAndCauses:
     """Measures how long ranks wait for each other, and why."""
-    finder = RootCauseFinder(joined.scans, joined.joined, joined.graph, joined.steps, joined.work)
+    finder = RootCauseFinder(joined)
     return _WaitingAndCauses(finder.waiting(), finder.causes(joined.once(find_savings)))
 
 

@@ -19,7 +19,7 @@ processor time of that work is not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Final, NamedTuple
@@ -28,17 +28,14 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, merge, union
-from ddltrace.analyzer.events.own_work import OwnWork, unblocked
-from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.events.own_work import unblocked
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.joined.critical_path import Path
-from ddltrace.analyzer.joined.dependencies import Graph
-from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.replay import Replay, Scenario, StepEnds
 from ddltrace.analyzer.measures.keyed_sums import RowSums
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, derived
 from ddltrace.analyzer.measures.path_parts import MOST_PARTS, PathPart, PathRank, path_parts
-from ddltrace.analyzer.measures.processor_time import HostUse, host_uses
+from ddltrace.analyzer.measures.processor_time import host_uses
 from ddltrace.analyzer.measures.steps import Steps
 
 _OWN: Final = ("compute", "update", "data", "copy", "host")
@@ -90,44 +87,27 @@ class Savings:
 
 
 class SavingsFinder:
-    """Replays the steady steps of a run.
+    """Replays the steady steps of a run."""
 
-    Args:
-        joined: All messages.
-        graph: The dependency graph.
-        work: Rank -> its own work by activity.
-        hosts: The use of each host's processors, where it is known.
-        dependencies_known: Whether all time that nothing explains is known to be waiting.
-    """
-
-    def __init__(
-        self,
-        scans: Mapping[int, RankScan],
-        joined: Joined,
-        graph: Graph,
-        steps: Steps,
-        work: Mapping[int, OwnWork],
-        *,
-        hosts: Sequence[HostUse] = (),
-        dependencies_known: bool = False,
-    ) -> None:
-        self._scans, self._joined, self._work = scans, joined, work
-        self._hosts = hosts
-        self._dependencies_known = dependencies_known
+    def __init__(self, steps: JoinedSteps) -> None:
+        scans, joined = steps.scans, steps.joined
+        self._scans, self._joined, self._work = scans, joined, steps.work
+        self._hosts = host_uses(steps.trace, steps.steady)
+        self._dependencies_known = steps.dependencies_known
         self._unrecorded = {
             rank: scan.activity.unrecorded
             for rank, scan in scans.items()
             if len(scan.activity.unrecorded.start)
         }
-        steady = steps.number[steps.steady]
-        wall = (steps.end - steps.start)[steps.steady]
+        steady = steps.steady
+        wall = (steps.steps.end - steps.steps.start)[steps.steps.steady]
         self._mean_us = float(wall.mean()) / 1e3 if len(wall) else 0.0
         former = [scan.step[scan.step < steady[0]].max(initial=NULL) for scan in scans.values()]
         lead_in = max(map(int, former)) if len(steady) else NULL
         replayed = np.append(steady, lead_in) if lead_in != NULL else steady
         mine = {rank: np.isin(scan.step, replayed) for rank, scan in scans.items()}
         self._replay = Replay(
-            graph,
+            steps.graph,
             joined,
             StepEnds(
                 rank=np.concatenate([np.full(int(m.sum()), rank) for rank, m in mine.items()]),
@@ -309,17 +289,7 @@ def _grouped(keys: IntArray, wanted: IntArray) -> list[IntArray]:
 
 def find_savings(joined: JoinedSteps) -> SavingsFinder | None:
     """Replays the steady steps; None without any."""
-    if not len(joined.steady):
-        return None
-    return SavingsFinder(
-        joined.scans,
-        joined.joined,
-        joined.graph,
-        joined.steps,
-        joined.work,
-        hosts=host_uses(joined.trace, joined.steady),
-        dependencies_known=joined.dependencies_known,
-    )
+    return SavingsFinder(joined) if len(joined.steady) else None
 
 
 class _PathSavings(NamedTuple):
