@@ -34,7 +34,7 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract, union
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.join import Joined, Releases
+from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.measures.breakdown import in_flight
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 from ddltrace.analyzer.measures.rank_measures import bytes_sent
@@ -168,18 +168,11 @@ class DimensionTimes(NamedTuple):
         return DimensionTimes(groups, *(a + b for a, b in zip(self[1:], other[1:], strict=True)))
 
 
-def dimension_times(
-    trace: Trace, scans: Mapping[int, RankScan], joined: Joined, steps: Steps
-) -> dict[str, DimensionTimes]:
-    """Measures each dimension.
-
-    Args:
-        trace: Has the descriptions of groups.
-        joined: All messages.
-        steps: The steady ones count; without steps, the whole trace.
-    """
+def _times(joined: JoinedSteps) -> dict[str, DimensionTimes]:
+    """Measures each dimension in the steady steps; without steps, in the whole trace."""
     return merged_dimensions(
-        _of_rank(trace, scan, joined.releases(rank), steps) for rank, scan in scans.items()
+        _of_rank(joined.trace, scan, joined.joined.releases(rank), joined.steps)
+        for rank, scan in joined.scans.items()
     )
 
 
@@ -200,7 +193,7 @@ def dimension_rows(
     """One row per dimension, the longest exposed time first.
 
     Args:
-        times: See `dimension_times`.
+        times: See `DimensionTimes`.
         rank_steps: Number of steps of all ranks over which they were summed.
     """
 
@@ -295,10 +288,6 @@ def _measure(rank: _Rank, of: BoolArray) -> DimensionTimes:
         wait=rank.total(waiting),
         transfer=rank.total(transfer),
     )
-
-
-def _times(joined: JoinedSteps) -> dict[str, DimensionTimes]:
-    return dimension_times(joined.trace, joined.scans, joined.joined, joined.steps)
 
 
 DIMENSIONS: Final[Measure[dict[str, DimensionTimes], tuple[DimensionRow, ...]]] = Measure(

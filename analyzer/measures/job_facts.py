@@ -95,21 +95,10 @@ class JobFacts:
         return "ddp" if self.replicated and self.buckets else None
 
 
-def job_facts(
-    trace: Trace,
-    scans: Mapping[int, RankScan],
-    joined: Joined,
-    steady: IntArray,
-    update_names: tuple[str, ...],
-) -> JobFacts:
-    """Derives the properties of a job from its steady steps.
-
-    Args:
-        trace: The source of the tensors' types.
-        joined: All messages.
-        steady: Numbers of the steady steps.
-        update_names: Names on the critical path that are the optimizer's.
-    """
+def _facts(found: JoinedSteps) -> JobFacts:
+    """Derives the properties of a job from its steady steps."""
+    trace, scans, joined, steady = found.trace, found.scans, found.joined, found.steady
+    parts = found.once(find_path_savings).parts
     steps = max(len(steady), 1)
     collectives, messages = joined.collectives, joined.messages
     chosen = np.flatnonzero(in_steps(collectives.step, steady) & collectives.timed)
@@ -146,7 +135,9 @@ def job_facts(
         shares_update=_shares_update(exchanges),
         element_bytes=_element_bytes(trace, scans, joined),
         deepspeed=deepspeed,
-        update_names=tuple(name.lower() for name in update_names),
+        update_names=tuple(
+            part.name.lower() for part in parts if part.category == "update" and part.name
+        ),
         link=_link(joined, steady),
         sends_in_a_row=_sends_in_a_row(joined, steady),
     )
@@ -242,12 +233,6 @@ def _element_bytes(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) 
         if carried.sum() > 0:
             return float(size[rows].sum() / carried.sum())
     return None
-
-
-def _facts(joined: JoinedSteps) -> JobFacts:
-    parts = joined.once(find_path_savings).parts
-    updates = tuple(part.name for part in parts if part.category == "update" and part.name)
-    return job_facts(joined.trace, joined.scans, joined.joined, joined.steady, updates)
 
 
 def _merged_facts(parts: Sequence[tuple[float, JobFacts]]) -> JobFacts:

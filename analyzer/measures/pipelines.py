@@ -14,7 +14,7 @@ because their last rank sends to the first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -79,27 +79,20 @@ class Pipeline:
     stages: tuple[PipelineStage, ...]
 
 
-def pipelines(
-    scans: Mapping[int, RankScan], joined: Joined, graph: Graph, steady: IntArray
-) -> tuple[Pipeline, ...]:
-    """The pipelines of a job, by their first rank.
-
-    Args:
-        joined: All messages.
-        graph: Has the times in which ranks are blocked.
-        steady: Numbers of the steady steps, over which means are taken.
-    """
+def _pipelines(steps: JoinedSteps) -> tuple[Pipeline, ...]:
+    """The pipelines of a job, by their first rank; means are over the steady steps."""
+    joined, steady = steps.joined, steps.steady
     messages = joined.messages
     rows = np.flatnonzero(
         messages.is_p2p & (joined.partner != NULL) & in_steps(messages.step, steady)
     )
     if not len(rows):
         return ()
-    blocked = _blocked(joined, graph)
+    blocked = _blocked(joined, steps.graph)
     found = []
     for chain in _chains(joined, rows):
         stages = tuple(
-            _stage(scans[rank], joined, blocked, steady, (chain, place))
+            _stage(steps.scans[rank], joined, blocked, steady, (chain, place))
             for place, rank in enumerate(chain)
         )
         count = max(max(len(stage.forward_us), len(stage.backward_us)) for stage in stages)
@@ -228,12 +221,6 @@ def _by_microbatch(
     )
 
 
-def _found(joined: JoinedSteps) -> tuple[Pipeline, ...]:
-    if not len(joined.steady):
-        return ()
-    return pipelines(joined.scans, joined.joined, joined.graph, joined.steady)
-
-
 def _merged(parts: Sequence[tuple[float, tuple[Pipeline, ...]]]) -> tuple[Pipeline, ...]:
     """Means per step over the ranges in which each pipeline was found."""
     found: dict[tuple[int, ...], list[tuple[float, Pipeline]]] = defaultdict(list)
@@ -280,7 +267,7 @@ def _merged_stage(parts: Sequence[tuple[float, PipelineStage]]) -> PipelineStage
 PIPELINES: Final[Measure[tuple[Pipeline, ...], tuple[Pipeline, ...]]] = Measure(
     "pipelines",
     lambda whole: whole.found.of(PIPELINES),
-    _found,
+    _pipelines,
     merged_together(_merged),
     of="steady",
 )

@@ -15,7 +15,7 @@ category, the reported rank is the one whose time on the path grew most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,8 +24,7 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES, CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path
-from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
-from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, merged_by
 
 _SCORE: Final = 3.5
 _NORMAL: Final = 0.6745
@@ -154,12 +153,9 @@ def path_sums(path: Path) -> PathSums:
     )
 
 
-def slow_steps(steps: Steps, sums_of: Callable[[int], PathSums]) -> SlowSteps:
-    """Finds the slow steps among the steady steps, slowest first.
-
-    Args:
-        sums_of: Gives the sums of the critical path of a step.
-    """
+def _slow_steps(whole: Whole) -> SlowSteps:
+    """Finds the slow steps among the steady steps, slowest first."""
+    steps, sums = whole.steps, whole.found.of(SLOW_STEPS)
     number = steps.number[steps.steady]
     wall = (steps.end - steps.start)[steps.steady].astype(np.float64)
     if len(wall) < _MIN_STEPS:
@@ -169,7 +165,7 @@ def slow_steps(steps: Steps, sums_of: Callable[[int], PathSums]) -> SlowSteps:
     limit = max(median + _SCORE * mad / _NORMAL, median * (1 + _LEAST))
     is_slow = wall > limit
     slow = number[is_slow].tolist()
-    paths = {step: sums_of(step) for step in number.tolist()} if slow else {}
+    paths = {step: sums[step] for step in number.tolist()} if slow else {}
     ranks = 1 + max((int(path.rank.max(initial=0)) for path in paths.values()), default=0)
     usual = _usual(number[~is_slow].tolist(), paths, ranks, median) if slow else None
     rows = [
@@ -228,7 +224,7 @@ def _sums(joined: JoinedSteps) -> dict[int, PathSums]:
 
 SLOW_STEPS: Final[Measure[dict[int, PathSums], SlowSteps]] = Measure(
     "slow_steps",
-    lambda whole: slow_steps(whole.steps, whole.found.of(SLOW_STEPS).__getitem__),
+    _slow_steps,
     _sums,
     merged_by(lambda former, later: former | later),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,7 +26,7 @@ from ddltrace.analyzer.measures.measure import MAX_PERIODS, JoinedSteps, Measure
 from ddltrace.analyzer.measures.steps import Steps, in_steps, place_in
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.trace.opened_trace import Trace
+    pass
 
 _BLOCK: Final = 1 << 16
 _VALUE_BITS: Final = 44
@@ -151,25 +151,15 @@ class TensorTimes(NamedTuple):
     rank_steps: IntArray
 
 
-def tensor_times(
-    trace: Trace,
-    scans: Mapping[int, RankScan],
-    steady: IntArray,
-    most_periods: int = MAX_PERIODS,
-) -> TensorTimes:
-    """Measures every parameter, and its exposed time over the run.
-
-    Args:
-        trace: Names the tensors.
-        steady: Numbers of the steps that count.
-        most_periods: The run is divided into at most this many periods of equally many steps.
-    """
+def find_tensors(joined: JoinedSteps) -> TensorTimes:
+    """Measures every parameter in the steady steps, and its exposed time over the run."""
+    steady = joined.steady
     codes: dict[str, int] = {}
     sizes: list[int] = []
     parts: list[_Part] = []
     ready = Gathered(np.int64)
-    for rank, scan in scans.items():
-        infos = trace.tensors(rank)
+    for rank, scan in joined.scans.items():
+        infos = joined.trace.tensors(rank)
         if not infos:
             continue
         for info in infos:
@@ -190,7 +180,7 @@ def tensor_times(
         name: _medians((keys for part in parts for keys in part.times_of(name)), len(sizes))
         for name in ("enqueue", "start", "complete", "waited", "updated", "bucket")
     }
-    periods = min(most_periods, max(len(steady), 1))
+    periods = min(joined.most_periods, max(len(steady), 1))
     sums, count = np.zeros((periods, len(sizes))), np.zeros(len(sizes), dtype=np.int64)
     rank_steps = np.zeros(periods, dtype=np.int64)
     for part in parts:
@@ -616,11 +606,6 @@ def weighted_medians(values: FloatArray, weights: FloatArray) -> FloatArray:
     low = ordered[np.argmax(held >= held[-1] / 2, axis=0), columns]
     high = ordered[np.argmax(held > held[-1] / 2, axis=0), columns]
     return np.asarray((low + high) / 2)
-
-
-def find_tensors(joined: JoinedSteps) -> TensorTimes:
-    """Measures every parameter in the steady steps."""
-    return tensor_times(joined.trace, joined.scans, joined.steady, joined.most_periods)
 
 
 TENSORS: Final[Measure[TensorTimes, tuple[TensorRow, ...]]] = Measure(
