@@ -29,10 +29,8 @@ from svg_plots import Bar, bars
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments import workloads
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results import Results, Row, Run
 from ddltrace.experiments.harness.results_file import read, write
-from ddltrace.experiments.harness.row import Row
-from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.spec import parse
@@ -202,9 +200,8 @@ def _table(cell: Cell) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     troubles = []
-    for row, found, losses in zip(
-        results.rows, results.speedups(tuned), results.loss_differences(), strict=True
-    ):
+    for row, compared in results.compared():
+        found, losses = compared.speedup_tuned_ddp, compared.loss_difference
         name = f"`{row.strategy}`" + (" (paced)" if row.paced else "")
         speed = "1" if row is tuned else NOT_KNOWN
         if found is not None:
@@ -255,10 +252,8 @@ def _plot(workload: str, cells: Sequence[Cell]) -> str:
     series = {
         cell.bandwidth: {
             row.strategy: Bar(found.ratio, found.low, found.high, faint=found.verdict == "noise")
-            for row, found in zip(
-                cell.results.rows, cell.results.speedups(cell.results.tuned_ddp()), strict=True
-            )
-            if found is not None
+            for row, compared in cell.results.compared()
+            if (found := compared.speedup_tuned_ddp) is not None
         }
         for cell in cells
     }

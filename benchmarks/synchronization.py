@@ -23,10 +23,9 @@ from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.results_file import read
-from ddltrace.experiments.harness.row import Row
-from ddltrace.experiments.harness.synchronization_table import cells, distribution_text
+from ddltrace.experiments.harness.results_table import clock_cells, distribution_text
 
 STRAGGLERS: Final = {
     "no straggler": "",
@@ -131,7 +130,7 @@ def _table(cell: Cell, results: Results) -> str:
     for row in results.rows:
         marks = [NOT_KNOWN] * 4
         if row.synchronization is not None:
-            mean, largest, _, blocked, dropped, _ = cells(row, None)
+            mean, largest, _, blocked, dropped, _ = clock_cells(row, None)
             marks = [mean, largest, blocked, dropped]
         lines.append("| " + " | ".join([*_speed(row), *marks]) + " |")
     failed = [

@@ -75,7 +75,7 @@ class OpenExperiment:
 
         Strategies whose traces cannot be analyzed are left out.
         """
-        from ddltrace.experiments.harness.row import label
+        from ddltrace.experiments.harness.results import label
 
         found: dict[str, list[Breakdown]] = {}
         for row in self.results.rows:
@@ -102,7 +102,7 @@ class OpenExperiment:
 
     def steps(self) -> dict[str, StepTimeline]:
         """The median step of the first finished run of each strategy, by the row's label."""
-        from ddltrace.experiments.harness.row import label
+        from ddltrace.experiments.harness.results import label
         from ddltrace.experiments.harness.step_timeline import median_step_timeline
 
         found: dict[str, StepTimeline] = {}

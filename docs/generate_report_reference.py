@@ -16,9 +16,7 @@ from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.measures.hta_definitions import HtaTables
 from ddltrace.analyzer.report import threshold
 from ddltrace.experiments.harness import (
-    loss_comparison,
     results,
-    row,
     settings,
     step_intervals,
 )
@@ -180,7 +178,7 @@ DERIVED: dict[type, dict[str, tuple[str, type | None]]] = {
             None,
         ),
     },
-    row.Row: {
+    results.Row: {
         "cycle_steps": ("Steps after which its exchanges repeat; 1 if all are alike.", None),
         "step_time": ("Its step time over rounds; null without steps.", step_intervals.StepTime),
         "difference": (
@@ -194,7 +192,7 @@ DERIVED: dict[type, dict[str, tuple[str, type | None]]] = {
         ),
         "loss_difference": (
             "Its loss beside that of `tuned_ddp`, or of the baseline without a row of DDP.",
-            loss_comparison.LossDifference,
+            results.LossDifference,
         ),
     },
     transports.TransportResult: {

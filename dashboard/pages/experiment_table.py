@@ -19,9 +19,8 @@ from ddltrace.analyzer.formatting.units import (
     time_text,
 )
 from ddltrace.dashboard.widgets import card, table
-from ddltrace.experiments.harness import synchronization_table
-from ddltrace.experiments.harness.results_table import speedup_text
-from ddltrace.experiments.harness.row import label
+from ddltrace.experiments.harness.results import label
+from ddltrace.experiments.harness.results_table import clock_cells, clocked, speedup_text
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.experiments import OpenExperiment
     from ddltrace.dashboard.workspace import Workspace
-    from ddltrace.experiments.harness.results import Results
-    from ddltrace.experiments.harness.row import Row
+    from ddltrace.experiments.harness.results import Results, Row
     from ddltrace.experiments.harness.step_intervals import Difference
 
 _ALL: Final = "all"
@@ -94,8 +92,8 @@ def strategies_card(
     """
     shows_all = address.text("columns") == _ALL
     heads = list(_HEADS)
-    clocked = synchronization_table.clocked(results)
-    if clocked:
+    with_clocks = bool(clocked(results))
+    if with_clocks:
         heads += _SYNCHRONIZATION_HEADS
     more = [number for number, head in enumerate(heads) if not head.is_basic]
     toggle = dcc.Link(
@@ -105,7 +103,7 @@ def strategies_card(
     )
     shown = table(
         [html.Span(head.text, title=head.meaning) for head in heads],
-        _rows(results, experiment, workspace, with_clocks=bool(clocked)),
+        _rows(results, experiment, workspace, with_clocks=with_clocks),
         hidden=() if shows_all else more,
     )
     return card(
@@ -126,9 +124,9 @@ def _rows(
         (
             _name(row, experiment, workspace),
             _step(row),
-            _change(row, results, difference),
-            speedup_text(row, plain, over_plain),
-            speedup_text(row, tuned, over_tuned),
+            _change(row, results, found.difference),
+            speedup_text(row, plain, found.speedup_plain),
+            speedup_text(row, tuned, found.speedup_tuned_ddp),
             share_text(row.overlap_ratio),
             time_text(row.exposed_us),
             _bytes(row.payload_bytes),
@@ -141,13 +139,7 @@ def _rows(
             row.status,
             *(_clocks(row, baseline) if with_clocks else ()),
         )
-        for row, difference, over_plain, over_tuned in zip(
-            results.rows,
-            results.differences(),
-            results.speedups(plain),
-            results.speedups(tuned),
-            strict=True,
-        )
+        for row, found in results.compared()
     ]
 
 
@@ -212,7 +204,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _clocks(row: Row, baseline: Row | None) -> list[str]:
-    """The columns of `synchronization_table`; unknown where the row has no clocks."""
+    """The cells of `_SYNCHRONIZATION_HEADS`; unknown where the row has no clocks."""
     if row.synchronization is None:
         return [NOT_KNOWN] * len(_SYNCHRONIZATION_HEADS)
-    return synchronization_table.cells(row, baseline)
+    return clock_cells(row, baseline)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.report.figures import base_figure
 from ddltrace.analyzer.report.figures import label as safe_label
-from ddltrace.experiments.harness.loss_curves import smoothed
-from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.row import Row, label
+from ddltrace.experiments.harness.results import Results, Row, label, smoothed
+from ddltrace.experiments.harness.step_intervals import Speedup
 from ddltrace.experiments.harness.step_timeline import StepTimeline
 
 if TYPE_CHECKING:
@@ -33,7 +32,11 @@ _VERDICTS: Final = (
 
 def step_times(results: Results) -> go.Figure | None:
     """Step time of every strategy with its interval, coloured by the verdict on it (ms)."""
-    verdicts = dict(zip(_names(results), _verdicts(results), strict=True))
+    tuned = results.tuned_ddp()
+    verdicts = {
+        safe_label(label(row)): _verdict(row, tuned, found.speedup_tuned_ddp)
+        for row, found in results.compared()
+    }
     rows = {safe_label(label(row)): row for row in results.rows if row.step_time is not None}
     if not rows:
         return None
@@ -222,21 +225,11 @@ def step_timelines(steps: Mapping[str, StepTimeline]) -> go.Figure | None:
     return figure
 
 
-def _names(results: Results) -> list[str]:
-    return [safe_label(label(row)) for row in results.rows]
-
-
-def _verdicts(results: Results) -> list[int]:
-    tuned = results.tuned_ddp()
-    numbers = {"faster": 0, "noise": 1, "slower": 2}
-    return [
-        1 if _is(row, tuned) else 3 if found is None else numbers[found.verdict]
-        for row, found in zip(results.rows, results.speedups(tuned), strict=True)
-    ]
-
-
-def _is(row: Row, other: Row | None) -> bool:
-    return other is not None and row is other
+def _verdict(row: Row, tuned: Row | None, found: Speedup | None) -> int:
+    """The index of a row's verdict in `_VERDICTS`."""
+    if tuned is not None and row is tuned:
+        return 1
+    return 3 if found is None else {"faster": 0, "noise": 1, "slower": 2}[found.verdict]
 
 
 def _rows_downwards(figure: go.Figure, names: list[str]) -> None:

@@ -9,11 +9,14 @@ from typing import Final
 
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
 from ddltrace.experiments.harness import figures
-from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.results_table import explanations, setting_lines
-from ddltrace.experiments.harness.row import label
+from ddltrace.experiments.harness.results import Results, label
+from ddltrace.experiments.harness.results_table import (
+    clock_cells,
+    clocked,
+    explanations,
+    setting_lines,
+)
 from ddltrace.experiments.harness.step_timeline import StepTimeline, median_step_timeline
-from ddltrace.experiments.harness.synchronization_table import cells, clocked
 
 _PACKAGE: Final = "ddltrace.experiments.harness"
 
@@ -54,19 +57,12 @@ def render(results: Results, directory: Path | None) -> str:
         figures=drawn,
         results=results,
         headline=results.headline(),
-        rows=list(
-            zip(
-                results.rows,
-                map(label, results.rows),
-                results.speedups(results.plain()),
-                results.speedups(results.tuned_ddp()),
-                strict=True,
-            )
-        ),
+        rows=[(label(row), row, found) for row, found in results.compared()],
         plain=results.plain(),
         tuned=results.tuned_ddp(),
         clocked=[
-            (label(row), cells(row, results.row(results.baseline))) for row in clocked(results)
+            (label(row), clock_cells(row, results.row(results.baseline)))
+            for row in clocked(results)
         ],
         troubles=[(label(row), row) for row in results.rows if not row.is_sound],
         setting_lines=setting_lines(results),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.experiments.harness.calibration import calibration_of
-from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.results import Run
 from ddltrace.experiments.harness.synchronization_report import (
     notes_of,
     reason_of,

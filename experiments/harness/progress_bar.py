@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ddltrace.analyzer.formatting.units import printable
+from ddltrace.experiments.harness.results import Run
 from ddltrace.experiments.harness.run_plan import PlannedRun
-from ddltrace.experiments.harness.run_record import Run
 
 
 class ProgressBar:

@@ -11,9 +11,7 @@ import pyarrow as pa
 
 from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.measurement import measure
-from ddltrace.experiments.harness.results import SCHEMA, Results
-from ddltrace.experiments.harness.row import Row, summarize
-from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.results import SCHEMA, Results, Row, Run, summarize
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.trace.json_files import write_json_atomically

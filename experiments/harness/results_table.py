@@ -1,22 +1,20 @@
 """Formats the results of an experiment as text, with explanations.
 
-The table has two parts: the speed of each strategy, and its traffic, resources and losses.
+The table has two parts: the speed of each strategy, and its traffic, resources and losses. A third
+part follows if workers have clocks: how far they ran ahead of each other.
 `ddltrace.analyzer.formatting.text_table` aligns the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ddltrace.analyzer.compare.mean_difference import LEVEL
 from ddltrace.analyzer.formatting.terminal import wrapped
 from ddltrace.analyzer.formatting.text_table import aligned
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text
-from ddltrace.experiments.harness import synchronization_table
-from ddltrace.experiments.harness.loss_curves import SMOOTHING
-from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.row import Row, label
+from ddltrace.experiments.harness.results import SMOOTHING, Results, Row, label
 from ddltrace.experiments.harness.step_intervals import Difference, Speedup
 from ddltrace.experiments.strategy.spec import opening_steps_of
 from ddltrace.experiments.transports.protocols import Protocol, read_protocol
@@ -40,6 +38,16 @@ _COST_HEADS = (
     ("accu-", "racy"),
     ("s to", "loss"),
 )
+_CLOCK_HEADS = (
+    ("", "strategy"),
+    ("staleness", "mean"),
+    ("", "max"),
+    ("", "distribution"),
+    ("blocked", "ms"),
+    ("updates", "dropped"),
+    ("loss over", "baseline"),
+)
+_MOST_FREQUENT: Final = 3
 
 
 def render(results: Results, width: int = 100) -> str:
@@ -54,17 +62,11 @@ def render(results: Results, width: int = 100) -> str:
         (
             printable(label(row)),
             _step(row),
-            _difference(row, results, difference),
-            speedup_text(row, plain, over_plain),
-            speedup_text(row, tuned, over_tuned),
+            _difference(row, results, found.difference),
+            speedup_text(row, plain, found.speedup_plain),
+            speedup_text(row, tuned, found.speedup_tuned_ddp),
         )
-        for row, difference, over_plain, over_tuned in zip(
-            results.rows,
-            results.differences(),
-            results.speedups(plain),
-            results.speedups(tuned),
-            strict=True,
-        )
+        for row, found in results.compared()
     ]
     cost = [_costs(row) for row in results.rows]
     lines = [
@@ -84,12 +86,12 @@ def render(results: Results, width: int = 100) -> str:
 
 def _synchronization(results: Results, width: int) -> list[str]:
     """A third part of the table, of the rows whose workers have clocks; empty without one."""
-    rows = synchronization_table.clocked(results)
+    rows = clocked(results)
     if not rows:
         return []
     baseline = results.row(results.baseline)
-    table = [(printable(label(row)), *synchronization_table.cells(row, baseline)) for row in rows]
-    heads = zip(*synchronization_table.HEADS, strict=True)
+    table = [(printable(label(row)), *clock_cells(row, baseline)) for row in rows]
+    heads = zip(*_CLOCK_HEADS, strict=True)
     return ["", *aligned([*heads, *table], width, keep="start")]
 
 
@@ -185,7 +187,7 @@ def explanations(results: Results) -> list[str]:
         lines.append(
             "step of a strategy that exchanges in every n-th step only: the mean over n steps."
         )
-    lines += map(printable, synchronization_table.explanations(results))
+    lines += map(printable, _clock_explanations(results))
     lines += [
         f"{printable(label(row))}: {printable(text)}"
         for row in results.rows
@@ -326,3 +328,66 @@ def _number(value: float | None, scale: float, digits: int) -> str:
 
 def _counted(count: object, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def clocked(results: Results) -> list[Row]:
+    """The rows whose traces have clocks of their workers."""
+    return [row for row in results.rows if row.synchronization is not None]
+
+
+def clock_cells(row: Row, baseline: Row | None) -> list[str]:
+    """One row, columns as in `_CLOCK_HEADS`, without the strategy's name.
+
+    Args:
+        row: A row of `clocked`.
+        baseline: The row to whose loss it is compared.
+    """
+    found = row.synchronization or {}
+    staleness, updates = found["staleness"], found["updates"]
+    blocked = found["blocked_us"]
+    return [
+        NOT_KNOWN if staleness is None else f"{staleness['mean']:.2f}",
+        NOT_KNOWN if staleness is None else str(staleness["max"]),
+        NOT_KNOWN if staleness is None else distribution_text(staleness),
+        NOT_KNOWN if blocked is None else f"{blocked / 1e3:.2f}",
+        NOT_KNOWN if not updates else str(updates["dropped"]),
+        _loss(row, baseline),
+    ]
+
+
+def distribution_text(staleness: dict[str, Any]) -> str:
+    """The most frequent values of a distribution with their shares, and how many there are more."""
+    counts = {int(age): count for age, count in staleness["counts"].items()}
+    total = sum(counts.values())
+    often = sorted(sorted(counts, key=lambda age: -counts[age])[:_MOST_FREQUENT])
+    text = ", ".join(f"{age}: {share_text(counts[age] / total)}" for age in often)
+    return text if len(counts) <= _MOST_FREQUENT else f"{text}, ..."
+
+
+def _clock_explanations(results: Results) -> list[str]:
+    """How to read the columns; nothing if no row has them."""
+    rows = clocked(results)
+    if not rows:
+        return []
+    lines = [
+        "staleness: how many steps the oldest missing update is behind the step that a read "
+        "begins; between peers, how many steps two ranks that average are apart.",
+        "blocked: for how long a read was held back, per step; between peers, how long a rank "
+        "waited for others.",
+    ]
+    for row in rows:
+        bounds = (row.synchronization or {})["bounds"]
+        if bounds and bounds["min"] != bounds["max"]:
+            lines.append(
+                f"{row.strategy}: reads were admitted by bounds {bounds['min']} to "
+                f"{bounds['max']}, {bounds['last']} at the end."
+            )
+    return lines
+
+
+def _loss(row: Row, baseline: Row | None) -> str:
+    if baseline is None or row is baseline:
+        return "baseline" if baseline is not None else NOT_KNOWN
+    if row.train_loss is None or baseline.train_loss is None:
+        return NOT_KNOWN
+    return f"{row.train_loss - baseline.train_loss:+.4f}"

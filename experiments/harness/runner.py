@@ -17,13 +17,10 @@ from ddltrace.experiments.harness import outcomes, results_file
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
 from ddltrace.experiments.harness.job_process import Interruptible, JobEnd, run_job
-from ddltrace.experiments.harness.loss_curves import smoothed
 from ddltrace.experiments.harness.measurement import measure
 from ddltrace.experiments.harness.processor_time import OtherCores, exceeds
-from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.row import Row, summarize
+from ddltrace.experiments.harness.results import Results, Row, Run, smoothed, summarize
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
-from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.observation import observed_ranks
 from ddltrace.experiments.observation.peak_memory import RankMemory
@@ -184,7 +181,8 @@ class _Experiment:
             if exceeds(others, limit) and not exceeds(_current_other_cores(), limit):
                 self._make(planned, progress)
         self._write("running")
-        return all(found is None or found.is_decided for found in self._results.differences())
+        differences = [found.difference for _, found in self._results.compared()]
+        return all(found is None or found.is_decided for found in differences)
 
     def _make(self, planned: PlannedRun, progress: Progress) -> None:
         key = planned.strategy, planned.round

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.open_trace import open_trace
-from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.results import Run
 from ddltrace.tracer.errors import DdltraceError
 
 MOST_BARS: Final = 400

@@ -18,11 +18,10 @@ from ddltrace.experiments.harness import html_report, processor_time, runner
 from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, read_also
 from ddltrace.experiments.harness.job_process import Interrupted
-from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results import Results, Run
 from ddltrace.experiments.harness.results_file import load
 from ddltrace.experiments.harness.results_table import render
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
-from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import TraceError, UsageError

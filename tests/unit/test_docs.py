@@ -18,8 +18,7 @@ from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES
 from ddltrace.experiments.harness import results_file
-from ddltrace.experiments.harness.row import Row
-from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.results import Row, Run
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.transport_benchmark.comparison import (
     Comparison,

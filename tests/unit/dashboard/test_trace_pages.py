@@ -24,10 +24,8 @@ from ddltrace.dashboard.pages.page_list import PAGES, make_figure, page_at
 from ddltrace.dashboard.pages.sorted_table import Column, sort_rows
 from ddltrace.dashboard.pages.tensor_messages import messages_of
 from ddltrace.dashboard.workspace import Workspace
-from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results import Results, Run, summarize
 from ddltrace.experiments.harness.results_file import write
-from ddltrace.experiments.harness.row import summarize
-from ddltrace.experiments.harness.run_record import Run
 from ddltrace.tracer.errors import TraceError, UsageError
 
 

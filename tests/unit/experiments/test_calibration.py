@@ -10,9 +10,8 @@ import pytest
 from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.experiments.harness.calibration import calibration_of
+from ddltrace.experiments.harness.results import Run, summarize
 from ddltrace.experiments.harness.results_table import choice_lines
-from ddltrace.experiments.harness.row import summarize
-from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.messages.trace_marks import CALIBRATION_BEGINS, CALIBRATION_ENDS
 from ddltrace.experiments.strategy.spec import names, parse

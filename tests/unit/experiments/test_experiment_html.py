@@ -13,9 +13,7 @@ import pytest
 from ddltrace.experiments.harness import figures
 from ddltrace.experiments.harness.html_report import render, write_html
 from ddltrace.experiments.harness.measurement import measure
-from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.row import summarize
-from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.results import Results, Run, summarize
 from ddltrace.experiments.harness.step_timeline import median_step_timeline
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"

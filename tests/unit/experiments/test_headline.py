@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from ddltrace.experiments.harness import html_report, results_table
-from ddltrace.experiments.harness.loss_comparison import compare_losses
-from ddltrace.experiments.harness.results import Results, combine
+from ddltrace.experiments.harness.results import (
+    Results,
+    Row,
+    Run,
+    combine,
+    compare_losses,
+    summarize,
+)
 from ddltrace.experiments.harness.results_file import load, write
-from ddltrace.experiments.harness.row import Row, summarize
-from ddltrace.experiments.harness.run_record import Run
 
 SEED = random.SystemRandom().randrange(1 << 32)
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.experiments.commands import experiment
+from ddltrace.experiments.harness.results import label, summarize
 from ddltrace.experiments.harness.results_table import describe
-from ddltrace.experiments.harness.row import label, summarize
 from ddltrace.experiments.strategy.listing import as_json, as_text
 from ddltrace.experiments.transports.paced_link import PacedLink
 from ddltrace.experiments.transports.protocols import PROTOCOLS, Protocol, Sourced, read_protocol

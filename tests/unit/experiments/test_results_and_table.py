@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Results, combine
+from ddltrace.experiments.harness.results import Results, Row, Run, combine, summarize
 from ddltrace.experiments.harness.results_file import load, write
 from ddltrace.experiments.harness.results_table import choice_lines, render
-from ddltrace.experiments.harness.row import Row, summarize
-from ddltrace.experiments.harness.run_record import Run
 from ddltrace.tracer.errors import TraceError
 
 SETTINGS = {
