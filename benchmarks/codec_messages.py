@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
-from ddltrace.experiments.collectives.base import Collectives, Pending
+from ddltrace.experiments.collectives.base import Collectives
+from ddltrace.experiments.messages.message_exchange import Pending
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.strategy.spec import parse
 

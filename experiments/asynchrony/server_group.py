@@ -37,9 +37,8 @@ from ddltrace.experiments.asynchrony.wire_format import (
     write_states,
 )
 from ddltrace.experiments.codecs.codec import Codec, Payload, as_bytes
-from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.collectives.server_processes import Servers
-from ddltrace.experiments.messages.trace_marks import carrying
+from ddltrace.experiments.messages.trace_marks import Coding, carrying
 
 _OF_ALL: Final = frozenset({"step", "mu_product", "eta", "ax"})
 """State of optimizers that is one number for a whole tensor."""

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from ddltrace.experiments.lazy_torch import dist, torch
-
-
-class Pending(Protocol):
-    """A collective in progress."""
-
-    def wait(self) -> object:
-        """Waits for its end."""
-        ...
+from ddltrace.experiments.messages.message_exchange import Pending
 
 
 class Collectives(ABC):

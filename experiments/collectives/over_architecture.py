@@ -19,9 +19,10 @@ from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.placement import Placement, keys_of_slices, place
 from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.architectures.transfers import Ownership, Round, Transfer, without_empty
-from ddltrace.experiments.collectives.base import Collectives, Pending
+from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.collectives.link_measurement import measure_links
 from ddltrace.experiments.collectives.server_processes import SummingServers
+from ddltrace.experiments.messages.message_exchange import Pending
 from ddltrace.experiments.plan_execution import (
     Combine,
     Naming,

@@ -12,11 +12,15 @@ import torch.distributed as dist
 
 from ddltrace.experiments.architectures.transfers import Transfer
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
-from ddltrace.experiments.collectives.base import Pending
 from ddltrace.experiments.collectives.over_architecture import ArchitectureCollectives
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.messages.message_exchange import AllReduce, Handle, MessageExchange
+from ddltrace.experiments.messages.message_exchange import (
+    AllReduce,
+    Handle,
+    MessageExchange,
+    in_place,
+)
 from ddltrace.experiments.messages.message_plan import Gradient, Message
 from ddltrace.experiments.messages.trace_marks import carrying_part, region
 from ddltrace.experiments.observation.notes import report_choice
@@ -92,7 +96,7 @@ class ArchitectureExchange(MessageExchange):
         payload.mul_(1.0 / self.group.size())
         slices = tuple((part.gradient, part.start, part.stop) for part in message.slices)
         naming = partial(self._carrying, message)
-        return _Summed(self._collectives.all_reduce(payload, slices, naming), payload)
+        return in_place(self._collectives.all_reduce(payload, slices, naming), payload)
 
     def close(self) -> None:
         """Closes the collectives."""
@@ -115,17 +119,3 @@ class ArchitectureExchange(MessageExchange):
         if len(carried) > 1:
             name += f" +{len(carried) - 1}"
         return carrying_part(name, [order.index(gradient) for gradient in carried])
-
-
-class _Summed:
-    """A message in progress."""
-
-    def __init__(self, pending: Pending, payload: torch.Tensor) -> None:
-        self._pending = pending
-        self._payload = payload
-
-    def wait(self) -> torch.Tensor:
-        """The average."""
-        with torch.no_grad():
-            self._pending.wait()
-        return self._payload

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddltrace.experiments.codecs.codec import as_bytes, view_as
-from ddltrace.experiments.codecs.forms.base import Coding, gather_bytes
+from ddltrace.experiments.codecs.codec_exchange import gather_bytes
 from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.frequency import (
     Exchanged,
@@ -19,7 +19,7 @@ from ddltrace.experiments.frequency.frequency import (
     StepPolicy,
 )
 from ddltrace.experiments.lazy_torch import torch
-from ddltrace.experiments.messages.trace_marks import carrying
+from ddltrace.experiments.messages.trace_marks import Coding, carrying
 from ddltrace.experiments.technique import STATE_PREFIX, technique
 
 if TYPE_CHECKING:

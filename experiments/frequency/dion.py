@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.codecs.power_sgd import orthonormal
 from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.frequency import (
@@ -18,7 +17,7 @@ from ddltrace.experiments.frequency.frequency import (
     StepPolicy,
 )
 from ddltrace.experiments.lazy_torch import torch
-from ddltrace.experiments.messages.trace_marks import carrying
+from ddltrace.experiments.messages.trace_marks import Coding, carrying
 from ddltrace.experiments.optimizer_rules.muon import is_hidden_matrix
 from ddltrace.experiments.optimizer_rules.optimizer_rule import (
     adam_direction,

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 from ddltrace.experiments.lazy_torch import dist, torch
 from ddltrace.experiments.messages.message_plan import Gradient, Message
+
+
+class Pending(Protocol):
+    """A collective in progress."""
+
+    def wait(self) -> object:
+        """Waits for its end."""
+        ...
 
 
 class Handle(Protocol):
@@ -90,17 +98,26 @@ class AllReduce(MessageExchange):
         payload.mul_(1.0 / self.group.size())
         work = dist.all_reduce(payload, group=self.group, async_op=True)
         assert work is not None
-        return _Reduced(work, payload)
+        return in_place(work, payload)
 
 
-class _Reduced:
-    """An all_reduce in flight."""
+class Landing:
+    """A message in flight, whose average is computed by `wait`."""
 
-    def __init__(self, work: dist.Work, payload: torch.Tensor) -> None:
-        self._work = work
-        self._payload = payload
+    def __init__(self, land: Callable[[], torch.Tensor]) -> None:
+        self._land = land
 
     def wait(self) -> torch.Tensor:
         """The average."""
-        self._work.wait()
-        return self._payload
+        with torch.no_grad():
+            return self._land()
+
+
+def in_place(pending: Pending, payload: torch.Tensor) -> Landing:
+    """A message in flight whose payload holds the average when a collective has ended."""
+
+    def land() -> torch.Tensor:
+        pending.wait()
+        return payload
+
+    return Landing(land)

@@ -9,7 +9,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ddltrace.tracer.codec_events import record_codec
 
 if TYPE_CHECKING:
     import torch
@@ -124,3 +126,26 @@ def mark(name: str, start_ns: int | None = None) -> None:
     if session is not None:
         now = time.monotonic_ns()
         session.recorder.record("marker", name, now if start_ns is None else start_ns, now)
+
+
+class Coding:
+    """Times an encoding or decoding as an event of the trace.
+
+    Use::
+
+        with Coding("encode", bytes_in=tensor.nbytes) as coding:
+            coding.bytes_out = ...
+    """
+
+    def __init__(self, direction: Literal["encode", "decode"], bytes_in: int) -> None:
+        self._direction: Literal["encode", "decode"] = direction
+        self._bytes_in = bytes_in
+        self.bytes_out = 0
+
+    def __enter__(self) -> Coding:
+        self._start_ns = time.monotonic_ns()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            record_codec(self._direction, self._start_ns, self._bytes_in, self.bytes_out)

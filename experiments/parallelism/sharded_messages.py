@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from ddltrace.experiments.codecs import create
-from ddltrace.experiments.codecs.forms.base import Coding
+from ddltrace.experiments.messages.trace_marks import Coding
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
 _EXTENSION: Final = "set_custom_reduce_scatter"

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddltrace.experiments.codecs.codec_exchange import CodecExchange
+from ddltrace.experiments.codecs.codec_exchange import AllToAllForm, CodecExchange
 from ddltrace.experiments.codecs.feedback import FeedbackCodec, compose
-from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent

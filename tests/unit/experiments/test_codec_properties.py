@@ -13,9 +13,9 @@ from support.sampling import sampled
 
 from ddltrace.experiments.codecs import CODECS, create, read
 from ddltrace.experiments.codecs.codec import kept_elements
+from ddltrace.experiments.codecs.codec_exchange import combination_of
 from ddltrace.experiments.codecs.dgc import Dgc, DgcCodec
 from ddltrace.experiments.codecs.feedback import FeedbackCodec
-from ddltrace.experiments.codecs.forms.votes import combination_of
 from ddltrace.experiments.codecs.packing import PackedLevels, pack, unit_elements, unpack
 from ddltrace.experiments.codecs.power_sgd import orthonormal
 from ddltrace.experiments.codecs.random_bits import RandomBits

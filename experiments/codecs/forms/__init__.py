@@ -1,1 +1,0 @@
-"""Exchanges of encoded tensors: the collectives between encoding and decoding."""
