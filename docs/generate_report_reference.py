@@ -22,7 +22,6 @@ from ddltrace.experiments.harness import (
 )
 from ddltrace.experiments.harness.synchronization_report import synchronization_of
 from ddltrace.experiments.transport_benchmark import comparison as transports
-from ddltrace.experiments.transport_benchmark import settings as transport_settings
 
 PAGE = Path(__file__).with_name("report-reference.md")
 
@@ -213,7 +212,7 @@ DOCUMENTS: tuple[tuple[str, str, tuple[tuple[type, str], ...]], ...] = (
         "ddltrace experiment transports --json",
         transports.SCHEMA,
         (
-            (transport_settings.Settings, "settings."),
+            (transports.Settings, "settings."),
             (transports.TransportResult, "transports[]."),
         ),
     ),

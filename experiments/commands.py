@@ -512,9 +512,8 @@ def transports_command(
     or fails is reported with the reason, and the exit status is 1 if no library could be measured
     or one failed.
     """
-    from ddltrace.experiments.transport_benchmark.comparison import compare
-    from ddltrace.experiments.transport_benchmark.settings import Settings, sizes_up_to
-    from ddltrace.experiments.transport_benchmark.table import render
+    from ddltrace.experiments.transport_benchmark.comparison import Settings, compare, sizes_up_to
+    from ddltrace.experiments.transport_benchmark.report import render
     from ddltrace.tracer.errors import DdltraceError
     from ddltrace.tracer.optional_packages import require_torch
 
@@ -535,7 +534,7 @@ def transports_command(
     found = compare(settings, lambda name: click.echo(f"ddltrace: measuring {name}", err=True))
     click.echo(json.dumps(found.to_json()) if as_json else render(found))
     if html is not None:
-        from ddltrace.experiments.transport_benchmark.html_report import write_html
+        from ddltrace.experiments.transport_benchmark.report import write_html
 
         write_html(found, html)
         click.echo(f"ddltrace: report in {html}", err=True)

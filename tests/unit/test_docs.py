@@ -25,7 +25,7 @@ from ddltrace.experiments.transport_benchmark.comparison import (
     Point,
     TransportResult,
 )
-from ddltrace.experiments.transport_benchmark.settings import Settings as TransportSettings
+from ddltrace.experiments.transport_benchmark.comparison import Settings as TransportSettings
 from ddltrace.tracer.optional_packages import EXTRAS
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS

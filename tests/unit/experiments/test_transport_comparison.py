@@ -11,10 +11,11 @@ from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.transport_benchmark.comparison import (
     Comparison,
     Point,
+    Settings,
     TransportResult,
+    sizes_up_to,
 )
-from ddltrace.experiments.transport_benchmark.settings import Settings, sizes_up_to
-from ddltrace.experiments.transport_benchmark.table import render
+from ddltrace.experiments.transport_benchmark.report import render
 from ddltrace.experiments.transports import NAMES, by_name, read
 from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
 from ddltrace.experiments.transports.backends.tcp_backend import check_options
