@@ -298,10 +298,12 @@ def run_command(
     --strategy, only these are compared with the unchanged job.
     """
     from ddltrace.experiments.harness.job_command import check_own_command, read_also
-    from ddltrace.experiments.harness.progress_bar import ProgressBar
-    from ddltrace.experiments.harness.removal import is_experiment, remove_experiment
     from ddltrace.experiments.harness.results import UNCHANGED
-    from ddltrace.experiments.harness.runner import run_experiment
+    from ddltrace.experiments.harness.runner import (
+        is_experiment,
+        remove_experiment,
+        run_experiment,
+    )
     from ddltrace.experiments.harness.settings import Settings
     from ddltrace.experiments.pacing.profile import PROFILE_FILE
     from ddltrace.experiments.pacing.slowdown import read_slowdown
@@ -373,8 +375,7 @@ def run_command(
     make_room(directory, "experiment", is_experiment, remove_experiment, force=force)
     if profile is not None:
         profile.write(directory / PROFILE_FILE)
-    with ProgressBar(total=len(settings.strategies) * repeats) as progress:
-        results = run_experiment(settings, directory, progress)
+    results = run_experiment(settings, directory)
     _conclude(results, directory, html=html, as_json=as_json)
 
 
@@ -394,21 +395,10 @@ def resume_command(directory: Path, html: Path | None, force: bool, as_json: boo
     Finished runs are kept. Runs that are missing, failed or hung are made again with the
     experiment's own settings.
     """
-    from ddltrace.experiments.harness.file_names import RESULTS_FILE
-    from ddltrace.experiments.harness.progress_bar import ProgressBar
-    from ddltrace.experiments.harness.results_file import read
-    from ddltrace.experiments.harness.run_plan import plan_runs
-    from ddltrace.experiments.harness.runner import resume_experiment, settings_of
-    from ddltrace.experiments.strategy.plugins import load_recorded
+    from ddltrace.experiments.harness.runner import resume_experiment
 
     _check_html(html, force=force)
-    saved = read(directory / RESULTS_FILE)
-    load_recorded(saved.settings.get("plugins", ()))
-    settings = settings_of(saved, directory)
-    check_options(dataclasses.asdict(settings))
-    done = sum(run.is_finished for row in saved.rows for run in row.runs)
-    with ProgressBar(total=len(plan_runs(settings)), done=done) as progress:
-        results = resume_experiment(directory, progress)
+    results = resume_experiment(directory)
     _conclude(results, directory, html=html, as_json=as_json)
 
 

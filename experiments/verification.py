@@ -14,7 +14,6 @@ from ddltrace.analyzer.whatif.calibration import FILE
 from ddltrace.analyzer.whatif.questions import Question, recorded_us, what_if
 from ddltrace.experiments import ledger
 from ddltrace.experiments.calibration import calibrate
-from ddltrace.experiments.harness.progress_bar import ProgressBar
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.runner import run_experiment
 from ddltrace.experiments.harness.settings import Settings
@@ -81,8 +80,7 @@ def verify(
     known = [spec for spec, entry in zip(specs, entries, strict=True) if _is_known(entry)]
     if known:
         rows = list(dict.fromkeys([BASELINE, *known]))
-        with ProgressBar(total=len(rows) * settings.repeats) as progress:
-            results = run_experiment(replace(settings, strategies=rows), runs, progress)
+        results = run_experiment(replace(settings, strategies=rows), runs)
         before = _times(results, runs, BASELINE)
         measured = []
         for spec, entry, sha256 in zip(specs, entries, hashes, strict=True):
@@ -101,8 +99,7 @@ def _baseline(settings: Settings, directory: Path) -> Path:
     """Runs the job without changes; returns its trace."""
     directory.mkdir(parents=True)
     once = replace(settings, strategies=[BASELINE], repeats=1)
-    with ProgressBar(total=1) as progress:
-        row = run_experiment(once, directory, progress).rows[0]
+    row = run_experiment(once, directory).rows[0]
     if row.trace is None or row.status != "complete":
         raise DdltraceError(f"the job to predict from is {row.status}: {row.reason}")
     return directory / row.trace

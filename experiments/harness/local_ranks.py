@@ -17,8 +17,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddltrace.experiments.network.rank_processes import end, supervise
-from ddltrace.experiments.network.stop_signals import Stopped, raise_on_stop_signals
+from ddltrace.experiments.network.rank_processes import (
+    Stopped,
+    end,
+    raise_on_stop_signals,
+    supervise,
+)
 from ddltrace.experiments.parent_process import end_with_parent
 
 

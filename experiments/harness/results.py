@@ -12,7 +12,6 @@ import numpy as np
 
 from ddltrace.analyzer.compare.mean_difference import LEVEL
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.experiments.harness.processor_time import exceeds
 from ddltrace.experiments.harness.step_intervals import (
     Difference,
     Speedup,
@@ -348,6 +347,11 @@ def summarize(
         ],
         runs=list(runs),
     )
+
+
+def exceeds(other_cores: float | None, limit: float | None) -> bool:
+    """Whether more cores than the limit are known to be busy with other work; None: no limit."""
+    return other_cores is not None and limit is not None and other_cores > limit
 
 
 def _notes_of_cycle(finished: Sequence[Run], cycle: int) -> list[str]:

@@ -4,29 +4,88 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Protocol
+from types import TracebackType
+from typing import Any, Final
 
+import click
 import msgspec
 
+from ddltrace.analyzer.formatting.units import printable
 from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
 from ddltrace.experiments.harness import outcomes, results_file
-from ddltrace.experiments.harness.file_names import RESULTS_FILE
+from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
-from ddltrace.experiments.harness.job_process import Interruptible, JobEnd, run_job
+from ddltrace.experiments.harness.job_process import (
+    Interruptible,
+    JobEnd,
+    OtherCores,
+    run_job,
+)
 from ddltrace.experiments.harness.measurement import measure
-from ddltrace.experiments.harness.processor_time import OtherCores, exceeds
-from ddltrace.experiments.harness.results import Results, Row, Run, smoothed, summarize
-from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
-from ddltrace.experiments.harness.settings import Settings
+from ddltrace.experiments.harness.results import Results, Row, Run, exceeds, smoothed, summarize
+from ddltrace.experiments.harness.settings import PlannedRun, Settings, plan_runs
 from ddltrace.experiments.observation import observed_ranks
 from ddltrace.experiments.observation.peak_memory import RankMemory
+from ddltrace.experiments.pacing.profile import PROFILE_FILE
+from ddltrace.experiments.strategy.plugins import load_recorded
 from ddltrace.tracer.errors import DdltraceError, TraceError, UsageError
 from ddltrace.tracer.exit_status import status_text
+from ddltrace.tracer.launch.emulated_hosts import check_options
+from ddltrace.tracer.trace.removal import check_not_recorded, is_trace, remove_trace
 from ddltrace.tracer.trace.run_reader import read_run
+
+
+class ProgressBar:
+    """Shows the current run and the remaining time on standard error."""
+
+    def __init__(self, runs: int) -> None:
+        """Describes the bar; it appears inside the ``with`` block if there is a terminal.
+
+        Args:
+            runs: Number of runs that are to come.
+        """
+        self._bar: Any = None
+        self._runs = runs
+
+    def __enter__(self) -> ProgressBar:
+        if sys.stderr.isatty():
+            self._bar = click.progressbar(
+                length=self._runs,
+                label="runs",
+                file=sys.stderr,
+                show_pos=True,
+                show_eta=True,
+                item_show_func=lambda text: text,
+                width=24,
+            )
+            self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(kind, value, traceback)
+
+    def start(self, planned: PlannedRun) -> None:
+        """Names the run that starts."""
+        if self._bar is not None:
+            self._bar.update(0, f"{printable(planned.strategy)}, round {planned.round}")
+            self._bar.render_progress()
+
+    def end(self, run: Run) -> None:
+        """Counts a run."""
+        if self._bar is not None:
+            self._bar.update(1, f"{printable(run.strategy)}: {run.status}")
+
 
 _LOOK_S: Final = 0.5
 """Seconds for which other processes are observed before a run is repeated."""
@@ -43,23 +102,12 @@ _KILLED: Final = "ended without closing its trace: killed by"
 """In the note of ``ddltrace run`` on a rank that a signal ended."""
 
 
-class Progress(Protocol):
-    """Shows the progress of an experiment."""
-
-    def start(self, planned: PlannedRun) -> None:
-        """A run starts."""
-
-    def end(self, run: Run) -> None:
-        """The run that was started last has ended."""
-
-
-def run_experiment(settings: Settings, directory: Path, progress: Progress) -> Results:
+def run_experiment(settings: Settings, directory: Path) -> Results:
     """Trains with each strategy in each round and measures every run.
 
     Args:
         settings: The experiment's; its first strategy is the baseline.
         directory: An existing, empty directory for results and traces.
-        progress: Called for every run.
 
     Returns:
         The results, as they stand in the directory. A run that failed, diverged or hung is
@@ -72,22 +120,23 @@ def run_experiment(settings: Settings, directory: Path, progress: Progress) -> R
         settings={**settings.recorded(), "ddltrace": version("ddltrace"), "cpus": os.cpu_count()},
         baseline=settings.strategies[0],
     )
-    return _Experiment(results, settings, directory, {}).make_missing_runs(progress)
+    return _Experiment(results, settings, directory, {}).make_missing_runs()
 
 
-def resume_experiment(directory: Path, progress: Progress) -> Results:
+def resume_experiment(directory: Path) -> Results:
     """Executes the runs of an experiment that are missing or did not finish.
 
     Args:
         directory: The experiment's.
-        progress: Called for every run.
 
     Raises:
         TraceError: The directory holds no experiment, or one that is damaged.
         Interrupted: A signal came.
     """
     results = results_file.read(directory / RESULTS_FILE)
+    load_recorded(results.settings.get("plugins", ()))
     settings = settings_of(results, directory)
+    check_options(asdict(settings))
     if settings.is_masked and not settings.keep_command:
         raise UsageError(
             f"{directory} was recorded without the secrets of its command (***): start it again, "
@@ -101,7 +150,7 @@ def resume_experiment(directory: Path, progress: Progress) -> Results:
     }
     if results.settings.get("ddltrace") != version("ddltrace"):
         results.settings["resumed_with_ddltrace"] = version("ddltrace")
-    return _Experiment(results, settings, directory, kept).make_missing_runs(progress)
+    return _Experiment(results, settings, directory, kept).make_missing_runs()
 
 
 def settings_of(results: Results, directory: Path) -> Settings:
@@ -135,12 +184,12 @@ class _Experiment:
         self._planned = plan_runs(settings)
         self._signals = Interruptible()
 
-    def make_missing_runs(self, progress: Progress) -> Results:
+    def make_missing_runs(self) -> Results:
         """Executes every missing run; writes the results after each."""
-        with self._signals.handling():
-            return self._make_missing_runs(progress)
+        with ProgressBar(len(self._planned) - len(self._runs)) as bar, self._signals.handling():
+            return self._make_missing_runs(bar)
 
-    def _make_missing_runs(self, progress: Progress) -> Results:
+    def _make_missing_runs(self, progress: ProgressBar) -> Results:
         try:
             self._write("running")
             start = begin = time.monotonic()
@@ -160,7 +209,7 @@ class _Experiment:
         self._write("complete" if complete else "failed")
         return self._results
 
-    def _make_round(self, number: int, progress: Progress) -> bool:
+    def _make_round(self, number: int, progress: ProgressBar) -> bool:
         """Executes the missing runs of a round, and once more those that were disturbed.
 
         A run is repeated only if the machine is quiet by then.
@@ -184,7 +233,7 @@ class _Experiment:
         differences = [found.difference for _, found in self._results.compared()]
         return all(found is None or found.is_decided for found in differences)
 
-    def _make(self, planned: PlannedRun, progress: Progress) -> None:
+    def _make(self, planned: PlannedRun, progress: ProgressBar) -> None:
         key = planned.strategy, planned.round
         self._runs.pop(key, None)  # if this is interrupted, it is missing
         progress.start(planned)
@@ -370,3 +419,38 @@ def _explain(end: JobEnd, settings: Settings, log: Path, first: int | None) -> s
     refused = [match[1] for line in lines if (match := _REFUSED.match(line))]
     reason = (refused or reasons or ["it printed nothing"])[-1]
     return f"the job ended with {status_text(end.status)}: {reason:.200} (log: {log.name})"
+
+
+def is_experiment(directory: Path) -> bool:
+    """Whether a directory holds an experiment, and not only a file of that name."""
+    try:
+        settings_of(results_file.read(directory / RESULTS_FILE), directory)
+    except TraceError:
+        return False
+    return True
+
+
+def remove_experiment(directory: Path) -> None:
+    """Removes the files of an experiment and its traces; other files stay.
+
+    Raises:
+        UsageError: A job is still being recorded there.
+        OSError: A file cannot be removed.
+    """
+    settings = settings_of(results_file.read(directory / RESULTS_FILE), directory)
+    runs = plan_runs(settings)
+    traces = [directory / planned.name for planned in runs]
+    traces = [trace for trace in traces if not trace.is_symlink() and is_trace(trace)]
+    for trace in traces:
+        check_not_recorded(trace)
+    for trace in traces:
+        remove_trace(trace)
+        if not any(trace.iterdir()):
+            trace.rmdir()
+    for planned in runs:
+        outcomes.remove(outcome_path(planned, directory))
+        observed_ranks.remove_ranks(directory / f"{planned.name}.observed")
+        log_path(planned, directory).unlink(missing_ok=True)
+    # The results go last: without them, the rest would not be known to be an experiment.
+    for name in (ARROW_FILE, PROFILE_FILE, RESULTS_FILE):
+        (directory / name).unlink(missing_ok=True)

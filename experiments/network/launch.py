@@ -28,11 +28,12 @@ from typing import Any, Final
 
 from ddltrace.experiments.network.emulated import INTERFACE, EmulatedNetwork, check_capabilities
 from ddltrace.experiments.network.link_check import check_links, check_round_trip
-from ddltrace.experiments.network.rank_processes import end, supervise
-from ddltrace.experiments.network.stop_signals import (
+from ddltrace.experiments.network.rank_processes import (
     Stopped,
+    end,
     ignore_stop_signals,
     raise_on_stop_signals,
+    supervise,
 )
 from ddltrace.experiments.network.topology import Topology, topology
 from ddltrace.experiments.parent_process import end_with_parent

@@ -1,4 +1,4 @@
-"""The rank processes of one launcher: how they end, and what their ends mean."""
+"""The rank processes of one launcher: how they end, what their ends mean, and what stops them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,41 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from ddltrace.tracer.exit_status import shell_status, status_text
+
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal requests the end; clean-up runs first.
+
+    Attributes:
+        number: The number of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def raise_on_stop_signals() -> None:
+    """Raises `Stopped` at the first of these signals; the clean-up is not interrupted by others."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, _stop)
+
+
+def ignore_stop_signals() -> None:
+    """Ignores further signals."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stop(number: int, frame: Any) -> NoReturn:
+    ignore_stop_signals()
+    raise Stopped(number)
+
 
 _GRACE_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02

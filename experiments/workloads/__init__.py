@@ -37,7 +37,7 @@ class WorkloadInfo:
 
 WORKLOADS: Final = {
     "digits": WorkloadInfo(
-        "ddltrace.experiments.workloads.digits",
+        "ddltrace.experiments.workloads.images",
         "Digits",
         "a CNN on scikit-learn's 8 x 8 images of digits",
         width=32,
@@ -46,7 +46,7 @@ WORKLOADS: Final = {
         needs_sklearn=True,
     ),
     "vgg": WorkloadInfo(
-        "ddltrace.experiments.workloads.vgg",
+        "ddltrace.experiments.workloads.images",
         "Vgg",
         "a VGG-like net on the same images, whose last layers hold 86 % of the bytes",
         width=32,
@@ -55,7 +55,7 @@ WORKLOADS: Final = {
         needs_sklearn=True,
     ),
     "resnet": WorkloadInfo(
-        "ddltrace.experiments.workloads.resnet",
+        "ddltrace.experiments.workloads.images",
         "ResNet",
         "a ResNet-like net on the same images",
         width=16,

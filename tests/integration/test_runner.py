@@ -14,15 +14,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ddltrace.experiments.harness import html_report, processor_time, runner
+from ddltrace.experiments.harness import html_report, job_process, runner
 from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, read_also
 from ddltrace.experiments.harness.job_process import Interrupted
 from ddltrace.experiments.harness.results import Results, Run
 from ddltrace.experiments.harness.results_file import load
 from ddltrace.experiments.harness.results_table import render
-from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
-from ddltrace.experiments.harness.settings import Settings
+from ddltrace.experiments.harness.settings import PlannedRun, Settings, plan_runs
 from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import TraceError, UsageError
 
@@ -53,10 +52,11 @@ json.dump(outcome_of, open(outcome, "w"))
 """
 
 
-class Heard:
+class Heard(runner.ProgressBar):
     """Progress that is written down."""
 
     def __init__(self) -> None:
+        super().__init__(0)
         self.started: list[tuple[str, int, int]] = []
         self.ended: list[str] = []
 
@@ -105,7 +105,7 @@ def test_rounds_are_added_until_it_is_decided_or_the_time_is_up(
     for name, minutes, rounds in (("until", 10.0, 3), ("up", 1e-9, 1)):
         folder = tmp_path / name
         folder.mkdir()
-        results = runner.run_experiment(replace(own, max_minutes=minutes), folder, Heard())
+        results = runner.run_experiment(replace(own, max_minutes=minutes), folder)
         assert [len(row.runs) for row in results.rows] == [rounds, rounds]
         assert load(folder).settings["repeats"] == rounds
         assert results.status == "complete"
@@ -139,8 +139,9 @@ def test_a_disturbed_run_is_made_again_when_the_machine_is_quiet(
         folder = tmp_path / name
         folder.mkdir()
         heard = Heard()
+        monkeypatch.setattr(runner, "ProgressBar", lambda _, bar=heard: bar)
         monkeypatch.setattr(runner, "OtherCores", Others(means))
-        runner.run_experiment(own, folder, heard)
+        runner.run_experiment(own, folder)
         results = load(folder)
         assert [strategy for strategy, *_ in heard.started] == made
         assert [row.disturbed for row in results.rows] == disturbed
@@ -169,10 +170,11 @@ def test_own_settings_are_rows_with_their_own_command(tmp_path: Path) -> None:
 
 
 def test_runs_become_rows_json_and_arrow(
-    broken: dict[tuple[str, int], str], tmp_path: Path
+    broken: dict[tuple[str, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard()
-    results = runner.run_experiment(SETTINGS, tmp_path, heard)
+    monkeypatch.setattr(runner, "ProgressBar", lambda _, bar=heard: bar)
+    results = runner.run_experiment(SETTINGS, tmp_path)
     assert results.status == "complete"
     assert heard.ended == ["complete"] * 6
     assert load(tmp_path) == results
@@ -208,7 +210,7 @@ def test_failures_are_rows_and_the_others_go_on(
     broken["fifo", 2] = "import time; print('waiting'); time.sleep(600)"
     broken["wfbp", 1] = JOB.replace("3.0 - 0.1 * step", "2.0 if step < 5 else float('nan')")
     settings = replace(SETTINGS, timeout_s=5)
-    results = runner.run_experiment(settings, tmp_path, Heard())
+    results = runner.run_experiment(settings, tmp_path)
     assert results.status == "failed"
     ddp, fifo, wfbp = results.rows
     assert (ddp.status, fifo.status, wfbp.status) == ("failed", "hung", "diverged")
@@ -231,7 +233,7 @@ def test_a_killed_rank_is_the_reason_and_not_what_the_others_say_of_it(
         raise RuntimeError("connection closed by peer")
     """
     settings = replace(SETTINGS, strategies=["ddp"], repeats=1)
-    (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
+    (row,) = runner.run_experiment(settings, tmp_path).rows
     assert row.reason == (
         "the job ended with exit status 1: rank 1 ended without closing its trace: "
         "killed by SIGKILL (log: ddp.log)"
@@ -260,7 +262,7 @@ print("ddltrace: {own}")
 sys.exit({closing!r})
 """
     settings = replace(SETTINGS, strategies=["ddp"], repeats=1)
-    (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
+    (row,) = runner.run_experiment(settings, tmp_path).rows
     assert row.reason == f"the job ended with exit status 1: ddltrace: {own} (log: ddp.log)"
 
 
@@ -274,7 +276,7 @@ print("ddltrace: note: rank 0: 7 events dropped: buffer or disk full")
 """
     )
     settings = replace(SETTINGS, strategies=["ddp"], repeats=1, steps=90, warmup=60)
-    (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
+    (row,) = runner.run_experiment(settings, tmp_path).rows
     assert row.status == "failed"
     assert row.reason == (
         "its trace cannot be measured: ddp has steps 0 to 39, none of 60:90; "
@@ -296,8 +298,8 @@ def test_the_work_of_other_processes_is_measured(
 ) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu 100 0 100 900 5 0 0 0 0 0\n")
-    monkeypatch.setattr(processor_time, "_STAT", stat)
-    others = processor_time.OtherCores()
+    monkeypatch.setattr(job_process, "_STAT", stat)
+    others = job_process.OtherCores()
     stat.write_text(later + "\n")
     mean = others.mean()
     assert mean is not None
@@ -309,7 +311,7 @@ def test_the_work_of_other_processes_is_measured(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("when", ["start", "end"])
 def test_a_signal_is_not_lost_where_python_ignores_exceptions(
-    broken: dict[tuple[str, int], str], tmp_path: Path, when: str
+    broken: dict[tuple[str, int], str], tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Finalized:
         def __del__(self) -> None:
@@ -329,30 +331,33 @@ def test_a_signal_is_not_lost_where_python_ignores_exceptions(
                 Finalized()
 
     heard = Signalled()
+    monkeypatch.setattr(runner, "ProgressBar", lambda _, bar=heard: bar)
     with pytest.raises(Interrupted):
-        runner.run_experiment(SETTINGS, tmp_path, heard)
+        runner.run_experiment(SETTINGS, tmp_path)
     assert len(heard.ended) == (0 if when == "start" else 6)
     assert json.loads((tmp_path / RESULTS_FILE).read_text())["status"] == "interrupted"
 
 
 def test_resume_makes_what_is_missing_and_keeps_the_rest(
-    broken: dict[tuple[str, int], str], tmp_path: Path
+    broken: dict[tuple[str, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken["fifo", 1] = "raise SystemExit(3)"
-    runner.run_experiment(SETTINGS, tmp_path, Heard())
+    runner.run_experiment(SETTINGS, tmp_path)
     value = json.loads((tmp_path / RESULTS_FILE).read_text())
     del value["rows"][2]["runs"][1]  # as if it had been interrupted there
     (tmp_path / RESULTS_FILE).write_text(json.dumps(value))
     shutil.rmtree(tmp_path / "wfbp.r2")
     broken.clear()
     heard = Heard()
-    results = runner.resume_experiment(tmp_path, heard)
+    monkeypatch.setattr(runner, "ProgressBar", lambda _, bar=heard: bar)
+    results = runner.resume_experiment(tmp_path)
     assert heard.started == [("fifo", 1, 7), ("wfbp", 2, 8)]
     assert results.status == "complete"
     assert [len(row.runs) for row in results.rows] == [2, 2, 2]
     assert isinstance(load(tmp_path), Results)
     heard = Heard()
-    assert runner.resume_experiment(tmp_path, heard).status == "complete"
+    monkeypatch.setattr(runner, "ProgressBar", lambda _, bar=heard: bar)
+    assert runner.resume_experiment(tmp_path).status == "complete"
     assert not heard.started
 
 
@@ -361,7 +366,7 @@ def test_settings_that_cannot_be_run_are_refused(settings: object, tmp_path: Pat
     value = Results(settings=settings).to_json()  # type: ignore[arg-type]
     (tmp_path / RESULTS_FILE).write_text(json.dumps(value))
     with pytest.raises(TraceError, match="cannot be resumed"):
-        runner.resume_experiment(tmp_path, Heard())
+        runner.resume_experiment(tmp_path)
 
 
 def test_all_steps_cannot_be_warmup() -> None:
@@ -398,5 +403,5 @@ print("W1126 13:00:00.1 torch/distributed/c10d_logger.py:1] Warning: Error: unre
 sys.exit(1)
 """
     settings = replace(SETTINGS, strategies=["ddp"], repeats=1)
-    (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
+    (row,) = runner.run_experiment(settings, tmp_path).rows
     assert "ValueError: the cause" in row.reason

@@ -329,7 +329,7 @@ def test_what_is_allowed_is_not_found(layer: str, file: str, source: str) -> Non
 # The folders of the experiments whose modules import PyTorch when they are imported. The others,
 # with the descriptions of all techniques, are read by commands without it.
 WITH_TORCH = {
-    *("plan_execution", "collectives", "codecs", "workloads"),
+    *("plan_execution", "collectives", "workloads"),
     *("parallelism", "asynchrony", "observation", "pacing", "engine", "harness", "transports"),
     "transport_benchmark",
 }

@@ -70,13 +70,13 @@ def residuals_of(exchange: CodecExchange, ranks: int) -> torch.Tensor:
     """This rank's share of what has not been sent: on all ranks together, of their sum."""
     form: Any = exchange._form
     worker = getattr(form, "_feedback", None) or form.__dict__.get("_codec")
-    worker = form._worker if isinstance(form, AllToAllForm) else worker
+    worker = form.worker if isinstance(form, AllToAllForm) else worker
     total = torch.zeros(())
     if isinstance(worker, FeedbackCodec):
         for residual in worker.residuals.values():
             total = total + residual.double().sum()
-    if isinstance(form, AllToAllForm) and isinstance(form._server, FeedbackCodec):
-        for residual in form._server.residuals.values():
+    if isinstance(form, AllToAllForm) and isinstance(form.server, FeedbackCodec):
+        for residual in form.server.residuals.values():
             total = total + residual.double().sum() * ranks
     return total.double()
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddltrace.analyzer.importers.imported import Row, table_of
 from ddltrace.analyzer.open_trace import Trace
-from ddltrace.experiments.harness.calibration import calibration_of
+from ddltrace.experiments.harness.measurement import calibration_of
 from ddltrace.experiments.harness.results import Run, summarize
 from ddltrace.experiments.harness.results_table import choice_lines
 from ddltrace.experiments.harness.settings import Settings

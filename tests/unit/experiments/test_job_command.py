@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddltrace.experiments.harness.job_command import check_own_command, job_command
-from ddltrace.experiments.harness.run_plan import plan_runs
-from ddltrace.experiments.harness.settings import Settings
+from ddltrace.experiments.harness.settings import Settings, plan_runs
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.launch.emulated_hosts import NAMES, on_hosts
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +20,7 @@ from ddltrace.cli import cli
 from ddltrace.dashboard.runs.run_request import read_request
 from ddltrace.experiments.harness import results_file
 from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.runner import Progress, resume_experiment
+from ddltrace.experiments.harness.runner import resume_experiment
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.masked_command import MASK, is_masked, masked_command
@@ -221,7 +220,7 @@ def test_experiments_record_no_secrets_and_say_why_they_cannot_be_resumed(tmp_pa
     results_file.write(Results(settings=settings.recorded()), tmp_path)
     assert b"hunter2" not in (tmp_path / "results.json").read_bytes()
     with pytest.raises(UsageError, match="--keep-command"):
-        resume_experiment(tmp_path, cast("Progress", None))
+        resume_experiment(tmp_path)
 
 
 def test_the_dashboard_does_not_start_a_masked_command() -> None:

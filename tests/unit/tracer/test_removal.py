@@ -198,7 +198,7 @@ def test_the_output_of_a_merge_may_not_hold_its_sources(tmp_path: Path) -> None:
 
 def test_an_experiment_removes_only_its_own_files(tmp_path: Path) -> None:
     pytest.importorskip("msgspec")
-    from ddltrace.experiments.harness.removal import is_experiment, remove_experiment
+    from ddltrace.experiments.harness.runner import is_experiment, remove_experiment
 
     folder = tmp_path / "experiment"
     shutil.copytree(ROOT / "sample_traces" / "experiment-400mbit", folder)
