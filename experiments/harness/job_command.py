@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddltrace.experiments.harness.outcomes import started_path
 from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.settings import PlannedRun, Settings
+from ddltrace.experiments.observation.outcomes import started_path
 from ddltrace.experiments.pacing.profile import PROFILE_FILE
 from ddltrace.experiments.strategy.plugins import plugin_files
 from ddltrace.experiments.strategy.spec import parse

@@ -17,7 +17,7 @@ import msgspec
 
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
-from ddltrace.experiments.harness import outcomes, results_file
+from ddltrace.experiments.harness import results_file
 from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
 from ddltrace.experiments.harness.job_process import (
@@ -29,7 +29,7 @@ from ddltrace.experiments.harness.job_process import (
 from ddltrace.experiments.harness.measurement import measure
 from ddltrace.experiments.harness.results import Results, Row, Run, exceeds, smoothed, summarize
 from ddltrace.experiments.harness.settings import PlannedRun, Settings, plan_runs
-from ddltrace.experiments.observation import observed_ranks
+from ddltrace.experiments.observation import outcomes
 from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.experiments.pacing.profile import PROFILE_FILE
 from ddltrace.experiments.strategy.plugins import load_recorded
@@ -304,16 +304,12 @@ def _make_run(
     log = log_path(planned, directory)
     memory = RankMemory(directory / planned.name)
     others = OtherCores()
-    observed = directory / f"{planned.name}.observed"
-    observed_ranks.remove_ranks(observed)
     measured = settings.measured_steps(planned.strategy)
     end = run_job(
         job_command(planned, settings, directory),
         log,
         timeout_s=settings.timeout_s,
-        environment=observed_ranks.environment(
-            observed, warmup=measured.start, steps=settings.steps
-        )
+        environment=outcomes.environment(outcome_file, warmup=measured.start, steps=settings.steps)
         if settings.command
         else {},
         observe=memory.sample,
@@ -332,13 +328,12 @@ def _make_run(
     if end.timed_out or end.status != 0:
         return failed
     outcome: dict[str, Any] = {"peak_memory_bytes": list(memory.peaks.values())}
+    written = outcomes.read(outcome_file)
+    outcome |= written or {}
     if settings.command:
-        outcome |= observed_ranks.read_ranks(observed)
         known = [loss for loss in smoothed(outcome.get("losses", [])) if loss is not None]
         outcome["train_loss"] = known[-1] if known else None
-    elif (written := outcomes.read(outcome_file)) is not None:
-        outcome |= written
-    else:
+    elif written is None:
         return failed
     for key in ("torch", "gradient_bytes"):
         about[key] = outcome.get(key, about.get(key))
@@ -449,7 +444,6 @@ def remove_experiment(directory: Path) -> None:
             trace.rmdir()
     for planned in runs:
         outcomes.remove(outcome_path(planned, directory))
-        observed_ranks.remove_ranks(directory / f"{planned.name}.observed")
         log_path(planned, directory).unlink(missing_ok=True)
     # The results go last: without them, the rest would not be known to be an experiment.
     for name in (ARROW_FILE, PROFILE_FILE, RESULTS_FILE):

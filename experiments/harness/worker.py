@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
-from ddltrace.experiments.harness import outcomes
+from ddltrace.experiments.observation import outcomes
 from ddltrace.experiments.observation.notes import reported_choices, reported_restrictions
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent

@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddltrace.experiments.observation.notes import reported_choices, reported_restrictions
-from ddltrace.experiments.observation.observed_ranks import ENVIRONMENT_VARIABLE, rank_path
+from ddltrace.experiments.observation.outcomes import ENVIRONMENT_VARIABLE, part_path
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.step_count import StepCount
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
@@ -33,15 +33,15 @@ def install_if_asked() -> None:
         return
     with _handled():
         options = json.loads(text)
-        JobObserver(Path(options["prefix"]), options["warmup"], options["steps"]).install()
+        JobObserver(Path(options["outcome"]), options["warmup"], options["steps"]).install()
 
 
 class JobObserver:
     """Counts the steps of the job, and keeps each step's loss."""
 
-    def __init__(self, prefix: Path, warmup: int, steps: int) -> None:
-        """Stores the settings; arguments as of `observed_ranks.environment`."""
-        self._prefix = prefix
+    def __init__(self, outcome: Path, warmup: int, steps: int) -> None:
+        """Stores the settings; arguments as of `outcomes.environment`."""
+        self._outcome = outcome
         self._warmup = warmup
         self._steps = steps
         self._count = StepCount()
@@ -88,14 +88,15 @@ class JobObserver:
                 "losses": [float(loss) for loss in known]
                 if len(known) == len(self._losses)
                 else [],
-                "wire_bytes_per_step": sent,
-                "peak_memory_bytes": peak_memory_bytes(),
+                "wire_bytes": sent,
+                "digest": None,
+                "peak_memory": peak_memory_bytes(),
                 "notes": reported_restrictions(),
                 "choices": reported_choices(),
             }
             if self._losses:
                 rank = int(os.environ.get("RANK", "0"))
-                rank_path(self._prefix, rank).write_text(json.dumps(value), encoding="utf-8")
+                part_path(self._outcome, rank).write_text(json.dumps(value), encoding="utf-8")
 
 
 def _after_call(owner: type[Any], name: str, observe: Callable[..., None]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.experiments.observation import observed_ranks
+from ddltrace.experiments.observation import outcomes
 
 JOB = """
 import os, socket, sys
@@ -43,8 +43,8 @@ print("done")
 
 
 def observe(tmp_path: Path, **environment: str) -> Path:
-    prefix = tmp_path / "run.observed"
-    asked = observed_ranks.environment(prefix, warmup=2, steps=5)
+    outcome_file = tmp_path / "run.outcome.json"
+    asked = outcomes.environment(outcome_file, warmup=2, steps=5)
     done = subprocess.run(
         [sys.executable, "-c", JOB],
         env={
@@ -61,22 +61,23 @@ def observe(tmp_path: Path, **environment: str) -> Path:
         check=False,
     )
     assert done.stdout == "done\n", done.stderr
-    return prefix
+    return outcome_file
 
 
 def test_losses_bytes_and_memory_of_a_rank(tmp_path: Path) -> None:
-    prefix = observe(tmp_path)
+    outcome_file = observe(tmp_path)
     (path,) = tmp_path.iterdir()
-    assert path == observed_ranks.rank_path(prefix, 3)
+    assert path == outcomes.part_path(outcome_file, 3)
     value = json.loads(path.read_text())
     # The mean of two backward passes a step, also where a scaler multiplied them.
     assert value["losses"] == [0, 2, 4, 6, 8, 10]
-    assert value["peak_memory_bytes"] > 50e6
+    assert value["peak_memory"] > 50e6
     if sys.platform.startswith("linux"):
-        assert value["wire_bytes_per_step"] == 1000
-    outcome = observed_ranks.read_ranks(prefix)
+        assert value["wire_bytes"] == 1000
+    outcome = outcomes.read(outcome_file)
+    assert outcome is not None
     assert outcome["losses"] == value["losses"]
-    assert outcome["peak_memory_bytes"] == [value["peak_memory_bytes"]]
+    assert outcome["peak_memory_bytes"] == [value["peak_memory"]]
 
 
 def test_a_failure_is_kept_from_the_job(tmp_path: Path) -> None:
@@ -85,15 +86,23 @@ def test_a_failure_is_kept_from_the_job(tmp_path: Path) -> None:
 
 
 def test_ranks_are_put_together(tmp_path: Path) -> None:
-    prefix = tmp_path / "run.observed"
+    outcome_file = tmp_path / "run.outcome.json"
     for rank, losses in enumerate([[1.0, 2.0, 3.0], [3.0, 4.0]]):
-        value = {"losses": losses, "wire_bytes_per_step": rank, "peak_memory_bytes": None}
-        observed_ranks.rank_path(prefix, rank).write_text(json.dumps(value))
-    assert observed_ranks.read_ranks(prefix) == {
-        "losses": pytest.approx([2.0, 3.0]),
+        part = {
+            "losses": losses,
+            "wire_bytes": rank,
+            "digest": None,
+            "peak_memory": None,
+            "notes": ["both", f"rank {rank}"],
+        }
+        outcomes.part_path(outcome_file, rank).write_text(json.dumps(part))
+    assert outcomes.read(outcome_file) == {
+        "losses": pytest.approx([2.0, 3.0, 3.0]),
         "wire_bytes_per_step": [0, 1],
-        "notes": [],
-        "choices": {},
+        "notes": ["both", "rank 0", "rank 1"],
+        "replicas_identical": None,
     }
-    observed_ranks.remove_ranks(prefix)
-    assert observed_ranks.read_ranks(prefix) == {}
+    outcomes.part_path(outcome_file, 1).write_text(json.dumps({**part, "losses": []}))
+    assert (outcomes.read(outcome_file) or {})["losses"] == []
+    outcomes.remove(outcome_file)
+    assert outcomes.read(outcome_file) is None
