@@ -86,13 +86,14 @@ class _RankTraining:
         self._policy = create_step_policy(
             strategy,
             StepContext(
+                strategy.spec,
                 named,
                 ranks.group(rank, "model"),
+                ranks.group(rank, "messages"),
                 self._new_exchange,
                 encodes=strategy.encodes,
                 keeps_residuals=strategy.feedback is not None,
             ),
-            ranks.group(rank, "messages"),
         )
         exchanges = getattr(strategy.frequency, "exchanges", "gradients")
         self._exchange = self._new_exchange() if exchanges == "gradients" else self._plain()

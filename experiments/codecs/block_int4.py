@@ -6,32 +6,18 @@ which would otherwise set the scale of a whole block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ddltrace.experiments.codecs.block_int8 import Blocks
-from ddltrace.experiments.codecs.chunks import (
-    chunk_elements,
-    decoded_chunks,
-    float_chunks,
-    rounded_up,
-    scratch,
-)
-from ddltrace.experiments.codecs.codec import (
-    ChunkedCodec,
-    Codec,
-    as_bytes,
-    finite_or_nan,
-    floats_at_start,
-    packed_bytes,
-)
+from ddltrace.experiments.codecs.block_int8 import BlockCodec, Blocks
+from ddltrace.experiments.codecs.chunks import rounded_up
+from ddltrace.experiments.codecs.codec import Codec, packed_bytes
 from ddltrace.experiments.codecs.hadamard import size_for, transform
 from ddltrace.experiments.codecs.packing import PackedLevels, unit_elements
 from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
-_LARGEST: Final = 7
+_LARGEST: Final = 7.0
 _BITS: Final = 4
 
 
@@ -74,57 +60,33 @@ class BlockInt4(Blocks):
         return packed_bytes(self.codes(elements), _BITS) + 4 * -(-elements // self.block)
 
 
-class BlockInt4Codec(ChunkedCodec):
+class BlockInt4Codec(BlockCodec):
     """Transforms, and rounds to the nearest multiple of the block's largest magnitude / 7.
 
     A block with an infinite or NaN element decodes to NaN as a whole.
     """
 
     def __init__(self, description: BlockInt4) -> None:
-        super().__init__(description)
+        super().__init__(description, _LARGEST, torch.int8)
         self._of = description
-
-    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
-        """Encodes all blocks of a chunk together."""
-        count, elements = rows.shape
-        codes, rotation, block, blocks = self._geometry(elements)
-        data = self._empty_payloads(rows)
-        unit = unit_elements(self._of.block)
-        levels = PackedLevels(data[:, 4 * blocks :], codes, _BITS, unit)
-        chunk = chunk_elements(count, elements, rows.device, block, unit)
-        for start, stop, values in float_chunks(rows, chunk, block):
-            first, last = start // block, -(-stop // block)
-            part = transform(values.view(count, -1, rotation)).view(count, -1, block)
-            magnitudes = scratch("noise", part.numel(), rows.device).view(part.shape)
-            step = finite_or_nan(torch.abs(part, out=magnitudes).amax(2).div_(_LARGEST))
-            # The inverse is the transform itself, divided by its size.
-            scale = step / rotation
-            data[:, 4 * first : 4 * last] = as_bytes(scale)[:, : 4 * (last - first)]
-            # Where the step is zero, so is the block: any divisor will do.
-            part.div_(step.masked_fill_(step == 0, 1.0).unsqueeze(2)).round_()
-            part.clamp_(-_LARGEST, _LARGEST).nan_to_num_(0.0).add_(_LARGEST)
-            end = min(start + chunk, codes)
-            levels.write(start, end, part.view(count, -1)[:, : rounded_up(end - start)])
-        return data
-
-    def _pieces(self, data: torch.Tensor, elements: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        count = data.shape[0]
-        codes, rotation, block, blocks = self._geometry(elements)
-        scales = floats_at_start(data, blocks).unsqueeze(2)
-        unit = unit_elements(self._of.block)
-        levels = PackedLevels(data[:, 4 * blocks :], codes, _BITS, unit)
-        chunk = chunk_elements(count, elements, data.device, block, unit)
-        for start, stop, work in decoded_chunks(data, codes, chunk):
-            first, last = start // block, -(-stop // block)
-            levels.read(start, stop, work)
-            used = work[:, : (last - first) * block].sub_(_LARGEST)
-            values = transform(used.view(count, -1, rotation)).view(count, -1, block)
-            values.mul_(scales[:, first:last])
-            end = min(stop, elements)
-            yield start, end, values.view(count, -1)[:, : end - start]
+        self._unit = unit_elements(description.block)
 
     def _geometry(self, elements: int) -> tuple[int, int, int, int]:
-        """Number of codes, elements of a transform and of a block, and number of blocks."""
         rotation = size_for(elements, self._of.rotation)
         block = min(self._of.block, rounded_up(elements, max(8, rotation)))
-        return self._of.codes(elements), rotation, block, -(-elements // block)
+        return self._of.codes(elements), block, rotation, self._unit
+
+    def _transformed(self, values: torch.Tensor) -> torch.Tensor:
+        return transform(values)
+
+    def _write(
+        self, data: torch.Tensor, count: int, start: int, stop: int, codes: torch.Tensor
+    ) -> None:
+        levels = codes.add_(_LARGEST)[:, : rounded_up(stop - start)]
+        PackedLevels(data, count, _BITS, self._unit).write(start, stop, levels)
+
+    def _read(
+        self, data: torch.Tensor, count: int, start: int, stop: int, out: torch.Tensor
+    ) -> None:
+        PackedLevels(data, count, _BITS, self._unit).read(start, stop, out)
+        out.sub_(_LARGEST)

@@ -43,10 +43,6 @@ class Blocks(CodecDescription):
         """A shard is a number of whole blocks."""
         return self.block
 
-
-class OneByteBlocks(Blocks):
-    """Blocks whose codes have one byte."""
-
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One byte an element and four a block."""
         return elements + 4 * -(-elements // self.block)
@@ -59,12 +55,12 @@ class OneByteBlocks(Blocks):
     "ZeRO++, arXiv 2306.10209",
 )
 @dataclass(frozen=True)
-class BlockInt8(OneByteBlocks):
+class BlockInt8(Blocks):
     """The codes are signed whole numbers."""
 
     def codec(self, seed: int | None) -> Codec:
         """Rounding to the nearest."""
-        return BlockCodec(self, self.block, 127.0, torch.int8)
+        return BlockCodec(self, 127.0, torch.int8)
 
 
 class BlockCodec(ChunkedCodec):
@@ -74,61 +70,74 @@ class BlockCodec(ChunkedCodec):
     float32's range count as infinite.
     """
 
-    def __init__(
-        self, description: CodecDescription, block: int, largest: float, codes: torch.dtype
-    ) -> None:
+    def __init__(self, description: Blocks, largest: float, codes: torch.dtype) -> None:
         """Takes the parameters.
 
         Args:
-            block: Elements that share one scale.
             largest: The largest code.
             codes: Type of the codes, one byte: whole numbers or floats. Conversion to it rounds
-                floats to the nearest, whole numbers have to be rounded before.
+                floats to the nearest, whole numbers are rounded before.
         """
         super().__init__(description)
-        self._block = block
+        self._blocks = description
         self._largest = largest
         self._codes = codes
 
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Encodes all blocks of a chunk together."""
         count, elements = rows.shape
-        block = min(self._block, rounded_up(elements))
-        blocks = -(-elements // block)
         data = self._empty_payloads(rows)
-        codes = data[:, 4 * blocks :].view(self._codes)
-        chunk = chunk_elements(count, elements, rows.device, block)
+        codes, block, rotation, unit = self._geometry(elements)
+        blocks = -(-elements // block)
+        chunk = chunk_elements(count, elements, rows.device, block, unit)
         for start, stop, values in float_chunks(rows, chunk, block):
-            work = scratch("noise", values.numel(), rows.device).view(values.shape)
             first, last = start // block, -(-stop // block)
-            part = values.view(count, -1, block)
-            magnitudes = work.view(count, -1, block)
-            torch.abs(part, out=magnitudes)
-            scale = finite_or_nan(magnitudes.amax(2).div_(self._largest))
-            data[:, 4 * first : 4 * last] = as_bytes(scale)[:, : 4 * (last - first)]
-            # Where the scale is zero, so is the block: any divisor will do.
-            divisor = scale.masked_fill_(scale == 0, 1.0).unsqueeze(2)
-            torch.div(part, divisor, out=magnitudes)
+            part = self._transformed(values.view(count, -1, rotation)).view(count, -1, block)
+            magnitudes = scratch("noise", part.numel(), rows.device).view(part.shape)
+            step = finite_or_nan(torch.abs(part, out=magnitudes).amax(2).div_(self._largest))
+            # The inverse of the transform is the transform itself, divided by its size.
+            data[:, 4 * first : 4 * last] = as_bytes(step / rotation)[:, : 4 * (last - first)]
+            # Where the step is zero, so is the block: any divisor will do.
+            part.div_(step.masked_fill_(step == 0, 1.0).unsqueeze(2))
             if not self._codes.is_floating_point:
-                magnitudes.round_()
-            magnitudes.clamp_(-self._largest, self._largest).nan_to_num_(0.0)
-            codes[:, start:stop] = work[:, : stop - start]
+                part.round_()
+            part.clamp_(-self._largest, self._largest).nan_to_num_(0.0)
+            end = min(start + chunk, codes)
+            self._write(data[:, 4 * blocks :], codes, start, end, part.view(count, -1))
         return data
 
     def _pieces(self, data: torch.Tensor, elements: int) -> Iterator[tuple[int, int, torch.Tensor]]:
         count = data.shape[0]
-        block = min(self._block, rounded_up(elements))
+        codes, block, rotation, unit = self._geometry(elements)
         blocks = -(-elements // block)
         scales = floats_at_start(data, blocks).unsqueeze(2)
-        codes = data[:, 4 * blocks :].view(self._codes)
-        chunk = chunk_elements(count, elements, data.device, block)
-        for start, stop, work in decoded_chunks(data, elements, chunk):
+        chunk = chunk_elements(count, elements, data.device, block, unit)
+        for start, stop, work in decoded_chunks(data, codes, chunk):
             first, last = start // block, -(-stop // block)
-            self._widen(codes[:, start:stop], work[:, : stop - start])
-            used = work[:, : (last - first) * block].view(count, -1, block)
-            used.mul_(scales[:, first:last])
-            yield start, stop, work[:, : stop - start]
+            self._read(data[:, 4 * blocks :], codes, start, stop, work)
+            used = work[:, : (last - first) * block]
+            values = self._transformed(used.view(count, -1, rotation)).view(count, -1, block)
+            values.mul_(scales[:, first:last])
+            end = min(stop, elements)
+            yield start, end, values.view(count, -1)[:, : end - start]
 
-    def _widen(self, codes: torch.Tensor, result: torch.Tensor) -> None:
-        """Fills a tensor with the values of codes."""
-        result.copy_(codes)
+    def _geometry(self, elements: int) -> tuple[int, int, int, int]:
+        """Number of codes, elements of a block and of a transform, and the unit of the codes."""
+        block = min(self._blocks.block, rounded_up(elements))
+        return elements, block, 1, 1
+
+    def _transformed(self, values: torch.Tensor) -> torch.Tensor:
+        """The transform of the last dimension; of one element, the element."""
+        return values
+
+    def _write(
+        self, data: torch.Tensor, count: int, start: int, stop: int, codes: torch.Tensor
+    ) -> None:
+        """Stores the codes from `start` to `stop` of `count` codes in each row."""
+        data.view(self._codes)[:, start:stop] = codes[:, : stop - start]
+
+    def _read(
+        self, data: torch.Tensor, count: int, start: int, stop: int, out: torch.Tensor
+    ) -> None:
+        """Fetches the values of the codes from `start` to `stop`."""
+        out[:, : stop - start].copy_(data.view(self._codes)[:, start:stop])

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from ddltrace.experiments.codecs.codec import (
     Codec,
@@ -240,10 +240,10 @@ def sum_of_ranks(
     return codec.sum_rows(together, elements, dtype)
 
 
-Batch = tuple[torch.Tensor, Sequence[Hashable]]
+Batch: TypeAlias = "tuple[torch.Tensor, Sequence[Hashable]]"
 """Tensors of equal length as the rows of a matrix, and their keys."""
 
-Encode = Callable[[], list[list[torch.Tensor]]]
+Encode: TypeAlias = "Callable[[], list[list[torch.Tensor]]]"
 """Encodes batches: the bytes of each row of each of them."""
 
 

@@ -17,7 +17,7 @@ from ddltrace.experiments.codecs.codec import (
     is_finite,
     kept_elements,
 )
-from ddltrace.experiments.codecs.sparse import add_sparse, densified, largest, sparse_payload
+from ddltrace.experiments.codecs.sparse import SparseCodec, largest, sparse_payload
 from ddltrace.experiments.lazy_torch import dist, torch
 from ddltrace.experiments.technique import technique
 
@@ -120,7 +120,7 @@ class Accumulated:
     step: int = 0
 
 
-class DgcCodec(Codec):
+class DgcCodec(SparseCodec):
     """Sends the largest elements of the accumulated momentum.
 
     Both accumulations are float32 for 16-bit tensors. A tensor with an infinite or NaN element
@@ -191,10 +191,3 @@ class DgcCodec(Codec):
         if self._parameters.masking:
             state.momentum[indices] = 0
         return payload
-
-    def _decode(self, payload: Payload) -> torch.Tensor:
-        return densified(payload)
-
-    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
-        """Adds the elements that were sent."""
-        add_sparse(total, payload, factor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ddltrace.experiments.codecs.block_int8 import BlockCodec, OneByteBlocks
+from ddltrace.experiments.codecs.block_int8 import BlockCodec, Blocks
 from ddltrace.experiments.codecs.codec import Codec
 from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
@@ -23,7 +23,7 @@ _ALL_BUT_BIT_14: Final = -16385
     "FP8 Formats for Deep Learning, arXiv 2209.05433",
 )
 @dataclass(frozen=True)
-class Fp8(OneByteBlocks):
+class Fp8(Blocks):
     """The codes are 8-bit floats.
 
     Attributes:
@@ -37,18 +37,20 @@ class Fp8(OneByteBlocks):
     def codec(self, seed: int | None) -> Codec:
         """Rounding to the nearest, to the even one of two."""
         if self.form == "e4m3":
-            return _E4m3Codec(self, self.block, _LARGEST[self.form], torch.float8_e4m3fn)
-        return BlockCodec(self, self.block, _LARGEST[self.form], torch.float8_e5m2)
+            return _E4m3Codec(self, _LARGEST[self.form], torch.float8_e4m3fn)
+        return BlockCodec(self, _LARGEST[self.form], torch.float8_e5m2)
 
 
 class _E4m3Codec(BlockCodec):
     """Converts e4m3 by way of float16, which PyTorch converts faster on a processor."""
 
-    def _widen(self, codes: torch.Tensor, result: torch.Tensor) -> None:
-        if codes.device.type != "cpu":
-            super()._widen(codes, result)
+    def _read(
+        self, data: torch.Tensor, count: int, start: int, stop: int, out: torch.Tensor
+    ) -> None:
+        if data.device.type != "cpu":
+            super()._read(data, count, start, stop, out)
             return
         # Sign, exponent and fraction go where float16 has them; its exponent's bias is larger by 8.
-        bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7)
+        bits = data[:, start:stop].view(torch.int8).to(torch.int16).bitwise_left_shift_(7)
         bits.bitwise_and_(_ALL_BUT_BIT_14)
-        result.copy_(bits.view(torch.float16)).mul_(256.0)
+        out[:, : stop - start].copy_(bits.view(torch.float16)).mul_(256.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddltrace.experiments.codecs.codec import Payload, as_bytes, view_as
+from ddltrace.experiments.codecs.codec import Codec, Payload, as_bytes, view_as
 from ddltrace.experiments.lazy_torch import torch
 
 _INDEX_BYTES = 4
@@ -21,31 +21,25 @@ def sparse_payload(flat: torch.Tensor, indices: torch.Tensor, shape: tuple[int, 
     return Payload(data, shape, flat.dtype)
 
 
-def sparse_parts(payload: Payload) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices (int64) and values of a payload from `sparse_payload`."""
-    count = payload.nbytes // (_INDEX_BYTES + payload.dtype.itemsize)
-    indices = view_as(payload.data[: _INDEX_BYTES * count], torch.int32).long()
-    return indices, view_as(payload.data[_INDEX_BYTES * count :], payload.dtype)
+class SparseCodec(Codec):
+    """A codec that sends some elements, and nothing of the others."""
 
+    def _parts(self, payload: Payload) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices (int64) and values of a payload; by default of one from `sparse_payload`."""
+        count = payload.nbytes // (_INDEX_BYTES + payload.dtype.itemsize)
+        indices = view_as(payload.data[: _INDEX_BYTES * count], torch.int32).long()
+        return indices, view_as(payload.data[_INDEX_BYTES * count :], payload.dtype)
 
-def densified(payload: Payload) -> torch.Tensor:
-    """All elements of a payload from `sparse_payload`, zero where none was sent."""
-    indices, values = sparse_parts(payload)
-    result = torch.zeros(payload.elements, dtype=payload.dtype, device=payload.data.device)
-    result[indices] = values
-    return result
+    def _decode(self, payload: Payload) -> torch.Tensor:
+        indices, values = self._parts(payload)
+        result = torch.zeros(payload.elements, dtype=payload.dtype, device=values.device)
+        result[indices] = values
+        return result
 
-
-def add_sparse(total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
-    """Adds a payload from `sparse_payload` without its zeros.
-
-    Args:
-        total: Flat; changed in place.
-        payload: The payload to add.
-        factor: Factor of the decoded values that are added.
-    """
-    indices, values = sparse_parts(payload)
-    total.index_add_(0, indices, values.to(total.dtype), alpha=factor)
+    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
+        """Adds the elements that were sent, without the zeros between them."""
+        indices, values = self._parts(payload)
+        total.index_add_(0, indices, values.to(total.dtype), alpha=factor)
 
 
 _SAMPLE = 4096

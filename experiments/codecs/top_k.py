@@ -18,7 +18,7 @@ from ddltrace.experiments.codecs.codec import (
     view_as,
 )
 from ddltrace.experiments.codecs.packing import PackedLevels
-from ddltrace.experiments.codecs.sparse import add_sparse, densified, largest, sparse_payload
+from ddltrace.experiments.codecs.sparse import SparseCodec, largest, sparse_payload
 from ddltrace.experiments.lazy_torch import torch
 from ddltrace.experiments.technique import technique
 
@@ -102,7 +102,7 @@ class TopK(CodecDescription):
         return "all_gather"
 
 
-class TopKCodec(Codec):
+class TopKCodec(SparseCodec):
     """Sends k elements as they are. Infinite and NaN elements are the first to be sent."""
 
     def __init__(self, description: TopK) -> None:
@@ -113,18 +113,8 @@ class TopKCodec(Codec):
         count = kept_elements(flat.numel(), self._density)
         return sparse_payload(flat, largest(flat, count), shape)
 
-    def _decode(self, payload: Payload) -> torch.Tensor:
-        return densified(payload)
 
-    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
-        """Adds the elements that were sent."""
-        add_sparse(total, payload, factor)
-
-
-_BOUNDS_BYTES = 8
-
-
-class ChunkedTopKCodec(Codec):
+class ChunkedTopKCodec(SparseCodec):
     """Sends the k largest elements of each chunk.
 
     With `TopK.bits`, a value is a sign and one of equally spaced magnitudes from the smallest to
@@ -198,17 +188,6 @@ class ChunkedTopKCodec(Codec):
         step = (bounds[1] - bounds[0]) / (levels - 1)
         magnitudes = bounds[0][rows] + (codes - levels * negative) * step[rows]
         return indices, torch.where(negative, -magnitudes, magnitudes).to(payload.dtype)
-
-    def _decode(self, payload: Payload) -> torch.Tensor:
-        indices, values = self._parts(payload)
-        result = torch.zeros(payload.elements, dtype=payload.dtype, device=values.device)
-        result[indices] = values
-        return result
-
-    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
-        """Adds the elements that were sent."""
-        indices, values = self._parts(payload)
-        total.index_add_(0, indices, values.to(total.dtype), alpha=factor)
 
 
 def _largest(rows: torch.Tensor, density: float) -> torch.Tensor:

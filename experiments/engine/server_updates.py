@@ -32,13 +32,12 @@ class ServerUpdates(StepPolicy):
 
     ends_before_others: ClassVar[bool] = True
 
-    def __init__(self, strategy: Strategy, context: StepContext, backend: str) -> None:
+    def __init__(self, strategy: Strategy, context: StepContext) -> None:
         """Starts the servers. Collective.
 
         Args:
             strategy: A strategy with dedicated servers.
             context: The job.
-            backend: Backend that carries the messages.
         """
         super().__init__(context)
         assert isinstance(strategy.architecture, ParameterServer)
@@ -52,7 +51,7 @@ class ServerUpdates(StepPolicy):
                 context.parameters,
                 servers=strategy.architecture.dedicated(),
                 spec=strategy.spec,
-                backend=backend,
+                backend=dist.get_backend(context.messages),
                 codec=None if description is None else description.codec(None),
             )
         except RuntimeError as error:

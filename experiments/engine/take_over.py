@@ -20,10 +20,8 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 
 from ddltrace.experiments.engine.create_exchange import create_message_exchange
 from ddltrace.experiments.engine.factor_exchange import FactorExchange
-from ddltrace.experiments.engine.group_averaging import ClockedSteps, GroupAveraging
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.model_exchange import ModelExchange
-from ddltrace.experiments.engine.neighbour_averaging import NeighbourMean, PairMean
 from ddltrace.experiments.engine.one_step_delay import OneStepDelay
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.server_updates import ServerUpdates
@@ -38,8 +36,6 @@ from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.job_checks import refused_ranks, require_packages
 from ddltrace.experiments.strategy.strategy import Strategy
-from ddltrace.experiments.synchronization.adpsgd import AdPsgd
-from ddltrace.experiments.synchronization.gossip import Gossip
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.tracer.errors import MissingCapabilityError
@@ -92,14 +88,15 @@ class TakenOver:
             policy = create_step_policy(
                 strategy,
                 StepContext(
+                    strategy.spec,
                     parameters,
                     group,
+                    messages,
                     lambda: create_message_exchange(strategy, carried_by),
                     outer_weights(ddp.module),
                     encodes=strategy.encodes,
                     keeps_residuals=strategy.feedback is not None,
                 ),
-                messages,
             )
             exchange = _exchange_of_gradients(ddp, strategy, parameters, messages)
         except MissingCapabilityError as error:
@@ -141,35 +138,17 @@ class TakenOver:
         self._reducer.is_closed = True
 
 
-def create_step_policy(
-    strategy: Strategy, context: StepContext, messages: dist.ProcessGroup
-) -> StepPolicy:
-    """The policy of a strategy's synchronization, delay or frequency; else `EveryStep`.
+def create_step_policy(strategy: Strategy, context: StepContext) -> StepPolicy:
+    """What executes a strategy's synchronization, delay or frequency; else `EveryStep`.
 
     Collective: all ranks of the context's group have to call it at the same point.
-
-    Args:
-        strategy: Its synchronization, its frequency technique and its schedule decide.
-        context: The model's parameters, its ranks and their exchange.
-        messages: The same ranks in the group that carries the strategy's messages.
     """
-    rule = strategy.synchronization
-    policy: StepPolicy
-    if isinstance(rule, Grouped):
-        policy = GroupAveraging(rule, context)
-    elif isinstance(rule, Gossip):
-        policy = NeighbourMean(strategy.spec, rule, context, messages)
-    elif isinstance(rule, AdPsgd):
-        policy = PairMean(strategy.spec, rule, context, messages)
-    elif strategy.place == "servers":
-        policy = ServerUpdates(strategy, context, dist.get_backend(messages))
-    elif strategy.schedule.wait == "next_update":
-        policy = OneStepDelay(strategy, context)
-    elif strategy.frequency is not None:
-        policy = strategy.frequency.policy(context)
-    else:
-        policy = EveryStep(context) if rule is None else ClockedSteps(context)
-    return policy
+    if strategy.place == "servers":
+        return ServerUpdates(strategy, context)
+    if strategy.schedule.wait == "next_update":
+        return OneStepDelay(strategy, context)
+    technique = strategy.frequency or strategy.synchronization
+    return EveryStep(context) if technique is None else technique.policy(context)
 
 
 def _exchange_of_gradients(

@@ -23,8 +23,10 @@ class StepContext:
     """The model and ranks that a policy works on.
 
     Attributes:
+        spec: The strategy.
         parameters: The model's trainable parameters with their names, the same on all ranks.
         group: The ranks that train the model together.
+        messages: The same ranks in the group that carries the strategy's messages.
         exchange: Creates a new exchange with the strategy's codec, for tensors that the policy
             averages itself. Collective.
         outer: The weights of embeddings and of the last linear layer, by their `id`.
@@ -32,8 +34,10 @@ class StepContext:
         keeps_residuals: Whether a modifier adds to the next message what an encoding has lost.
     """
 
+    spec: str
     parameters: Sequence[tuple[str, torch.nn.Parameter]]
     group: dist.ProcessGroup
+    messages: dist.ProcessGroup
     exchange: Callable[[], MessageExchange]
     outer: frozenset[int] = frozenset()
     encodes: bool = False

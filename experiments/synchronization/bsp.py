@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from ddltrace.experiments.frequency.frequency import EveryStep, StepContext, StepPolicy
+from ddltrace.experiments.lazy_torch import dist
+from ddltrace.experiments.messages.trace_marks import mark
+from ddltrace.experiments.synchronization.marks import mark_name
 from ddltrace.experiments.synchronization.rule import Place, ServerRule
 from ddltrace.experiments.technique import technique
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 @technique(
@@ -31,6 +38,10 @@ class Bsp(ServerRule):
         """No worker runs ahead."""
         del seconds
         return 0
+
+    def policy(self, context: StepContext) -> StepPolicy:
+        """Averages of gradients, with the clock in the trace."""
+        return ClockedSteps(context)
 
 
 @technique(
@@ -78,3 +89,24 @@ class Backup(ServerRule):
     def round_is_complete(self, pushed: int, active: int) -> bool:
         """Whether all but `workers` have pushed, and one at least."""
         return pushed >= max(1, active - self.workers)
+
+
+class ClockedSteps(EveryStep):
+    """Bulk synchronous steps, with their clock in the trace."""
+
+    def __init__(self, context: StepContext) -> None:
+        """Begins at clock 0.
+
+        Args:
+            context: The job.
+        """
+        super().__init__(context)
+        self._clock = 0
+        mark(mark_name("rule", spec="bsp"))
+
+    def before_update(self, optimizer: Optimizer) -> bool:
+        """Marks the end of the step."""
+        del optimizer
+        mark(mark_name("step", worker=dist.get_rank(), clock=self._clock))
+        self._clock += 1
+        return True

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
+from ddltrace.experiments.frequency.frequency import EveryStep, StepContext, StepPolicy
+
 Place = Literal["all", "servers", "peers", "groups"]
 """Where a rule is carried out: ``all``: every rank waits for every rank, over any architecture;
 ``servers``: on the servers of a parameter server; ``peers``: between ranks, without servers;
@@ -31,6 +33,14 @@ class Synchronization(ABC):
     def cycle_steps(self) -> int:
         """Steps after which its exchanges repeat; 1 if all steps have the same."""
         return 1
+
+    def policy(self, context: StepContext) -> StepPolicy:
+        """What executes it on a rank, unless servers do. Collective.
+
+        Args:
+            context: The job.
+        """
+        return EveryStep(context)
 
 
 class ServerRule(Synchronization):

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ddltrace.experiments.engine import (
     gradient_timing,
-    group_averaging,
     plugin,
     schedule_search,
     slow_rank,
@@ -29,6 +28,7 @@ from ddltrace.experiments.engine.refusal import StrategyRefusedError
 from ddltrace.experiments.observation import step_count
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.synchronization import bsp
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.record.step_tracker import Steps
@@ -390,7 +390,7 @@ def test_the_clock_of_bulk_synchronous_steps_is_in_the_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     marks: list[str] = []
-    monkeypatch.setattr(group_averaging, "mark", marks.append)
+    monkeypatch.setattr(bsp, "mark", marks.append)
     model, exchange = branched("bsp")
     optimizer = sgd(model)
     for step in range(3):
