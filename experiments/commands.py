@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddltrace.experiments.pacing.builtin import PROFILES
+from ddltrace.experiments.pacing.builtin import PROFILES, builtin_profile
 from ddltrace.experiments.transports import NAMES as TRANSPORTS
 from ddltrace.experiments.transports import read
 from ddltrace.experiments.transports.protocols import NAMES as PROTOCOLS
 from ddltrace.experiments.transports.protocols import read_protocol
 from ddltrace.experiments.workloads import WORKLOADS
+from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.launch.emulated_hosts import (
     NAMES,
     check_options,
@@ -309,7 +310,6 @@ def run_command(
     from ddltrace.experiments.pacing.slowdown import read_slowdown
     from ddltrace.experiments.strategy.plugins import load
     from ddltrace.experiments.strategy.spec import parse, refuse_repeated
-    from ddltrace.tracer.errors import UsageError
     from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_room
 
@@ -323,7 +323,7 @@ def run_command(
         raise UsageError("--also is another setting of your own job: give its COMMAND after --")
     opening, slowest = max((parse(spec).opening_steps, spec) for spec in strategies or ("ddp",))
     own_rows = read_also(also, [UNCHANGED, *strategies])
-    of_hosts = _ranks_on_hosts(ranks, cluster)
+    of_hosts = _ranks_on_hosts(ranks, **cluster)
     settings = Settings(
         strategies=[UNCHANGED, *strategies, *own_rows] if command else strategies,
         ranks=of_hosts if command else of_hosts or ranks or 2,
@@ -350,9 +350,6 @@ def run_command(
             check_own_command(words, cluster)
     else:
         info = WORKLOADS[workload]
-        _check_splits(specs or _DEFAULT_STRATEGIES, workload)
-        if protocol is not None:
-            _check_paceable(specs or _DEFAULT_STRATEGIES)
         if info.needs_sklearn:
             require_extra("experiments", f"the workload {workload}")
         settings = dataclasses.replace(
@@ -504,12 +501,11 @@ def transports_command(
     """
     from ddltrace.experiments.transport_benchmark.comparison import Settings, compare, sizes_up_to
     from ddltrace.experiments.transport_benchmark.report import render
-    from ddltrace.tracer.errors import DdltraceError
     from ddltrace.tracer.optional_packages import require_torch
 
     require_torch("ddltrace experiment transports")
     _check_html(html, force=force)
-    _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
+    _ranks_on_hosts(ranks, hosts=hosts, bandwidth=bandwidth)
     settings = Settings(
         transports=tuple(dict.fromkeys(read(name)[0] for name in names))
         or (() if protocols else TRANSPORTS),
@@ -594,7 +590,7 @@ def calibrate_command(
     from ddltrace.tracer.optional_packages import require_torch
 
     require_torch("ddltrace experiment calibrate")
-    _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
+    _ranks_on_hosts(ranks, hosts=hosts, bandwidth=bandwidth)
     file = output or (trace or Path()) / FILE
     found = calibrate(
         hosts or ranks or 2,
@@ -686,9 +682,7 @@ def verify_command(
     if specs:
         require_torch("ddltrace experiment verify")
         strategies = [parse(spec).spec for spec in specs]
-        of_hosts = _ranks_on_hosts(
-            ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth}
-        )
+        of_hosts = _ranks_on_hosts(ranks, hosts=hosts, bandwidth=bandwidth)
         info = WORKLOADS[workload]
         settings = Settings(
             strategies=["ddp"],
@@ -726,8 +720,6 @@ def _conclude(results: Results, directory: Path, *, html: Path | None, as_json: 
     Raises:
         DdltraceError: A strategy did not complete.
     """
-    from ddltrace.tracer.errors import DdltraceError
-
     _print(results, as_json=as_json)
     _write_html(results, html, directory)
     click.echo(f"ddltrace: results and traces in {directory}", err=True)
@@ -770,9 +762,7 @@ def _write_html(results: Results, html: Path | None, directory: Path | None) -> 
 
 def _profile(pace: str) -> PaceProfile:
     """The profile of a built-in name, or of a trace."""
-    from ddltrace.experiments.pacing.builtin import builtin_profile
     from ddltrace.experiments.pacing.trace_profile import profile_of_trace
-    from ddltrace.tracer.errors import UsageError
 
     if pace in PROFILES:
         return builtin_profile(pace)
@@ -786,8 +776,6 @@ def _profile(pace: str) -> PaceProfile:
 
 def _refuse_options_of_workloads() -> None:
     """Refuses options that only built-in workloads have, for a job that is not one."""
-    from ddltrace.tracer.errors import UsageError
-
     context = click.get_current_context()
     for name in _OF_WORKLOADS:
         if context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
@@ -795,18 +783,17 @@ def _refuse_options_of_workloads() -> None:
             raise UsageError(f"{option} belongs to the built-in workloads, not to a COMMAND")
 
 
-def _ranks_on_hosts(ranks: int | None, cluster: dict[str, Any]) -> int | None:
+def _ranks_on_hosts(ranks: int | None, **cluster: Any) -> int | None:
     """Checks before anything runs whether the emulated cluster can be created.
 
     Args:
         ranks: ``--ranks``, if it was given.
-        cluster: The options of the cluster.
+        cluster: The options of the cluster that were given.
 
     Returns:
         The number of ranks on all hosts; None without a cluster.
     """
-    from ddltrace.tracer.errors import UsageError
-
+    cluster = dict.fromkeys(NAMES) | cluster
     check_options(cluster)
     if cluster["hosts"] is None:
         return None
@@ -818,20 +805,6 @@ def _ranks_on_hosts(ranks: int | None, cluster: dict[str, Any]) -> int | None:
             f"each host, not --ranks {ranks}; see --ranks-per-host"
         )
     return total
-
-
-def _check_splits(specs: Sequence[str], workload: str) -> None:
-    """Refuses to split a workload in a way that fits another one."""
-    from ddltrace.experiments.strategy.spec import parse
-    from ddltrace.tracer.errors import UsageError
-
-    for spec in specs:
-        way = parse(spec).parallelism
-        if way is not None and way.workloads is not None and workload not in way.workloads:
-            raise UsageError(
-                f"strategy {spec!r:.80} cannot split the workload {workload}; "
-                f"use --workload {way.workloads[0]}"
-            )
 
 
 def _check_strategies(specs: Sequence[str], settings: Settings) -> None:
@@ -849,10 +822,21 @@ def _check_strategies(specs: Sequence[str], settings: Settings) -> None:
         require_packages,
     )
     from ddltrace.experiments.strategy.spec import parse
-    from ddltrace.tracer.errors import UsageError
 
     for spec in specs:
         strategy = parse(spec)
+        way, library = strategy.parallelism, strategy.transport and strategy.transport.name
+        fit = None if way is None else way.workloads
+        if fit is not None and settings.workload not in (None, *fit):
+            raise UsageError(
+                f"strategy {spec!r:.80} cannot split the workload {settings.workload}; "
+                f"use --workload {fit[0]}"
+            )
+        if settings.protocol is not None and (way is not None or library in ("gloo", "nccl")):
+            raise UsageError(
+                f"--protocol cannot pace the messages of strategy {spec!r:.80}: leave out its "
+                "transport, or take tcp, zmq, grpc, mpi or ucx; models cannot be split"
+            )
         reason = None
         if settings.ranks is not None:
             examples = settings.batch_size and settings.batch_size * settings.ranks
@@ -860,12 +844,12 @@ def _check_strategies(specs: Sequence[str], settings: Settings) -> None:
         if settings.workload is not None:
             own = refused_optimizer(strategy, [WORKLOADS[settings.workload].optimizer])
             if own is not None:
-                fit = [
+                accepted = [
                     name
                     for name, info in WORKLOADS.items()
                     if refused_optimizer(strategy, [info.optimizer]) is None
                 ]
-                reason = f"{own.partition(';')[0]}; choose --workload {', '.join(fit)}"
+                reason = f"{own.partition(';')[0]}; choose --workload {', '.join(accepted)}"
             require_packages(strategy)
             if strategy.transport is not None:
                 from ddltrace.experiments.transports.backends.register import check_available
@@ -873,21 +857,6 @@ def _check_strategies(specs: Sequence[str], settings: Settings) -> None:
                 check_available(strategy.transport)
         if reason is not None:
             raise UsageError(f"strategy {spec!r:.80} cannot be applied: {reason}")
-
-
-def _check_paceable(specs: Sequence[str]) -> None:
-    """Refuses strategies whose messages no profile can pace."""
-    from ddltrace.experiments.strategy.spec import parse
-    from ddltrace.tracer.errors import UsageError
-
-    for spec in specs:
-        strategy = parse(spec)
-        library = strategy.transport.name if strategy.transport is not None else ""
-        if strategy.parallelism is not None or library in ("gloo", "nccl"):
-            raise UsageError(
-                f"--protocol cannot pace the messages of strategy {spec!r:.80}: leave out its "
-                "transport, or take tcp, zmq, grpc, mpi or ucx; models cannot be split"
-            )
 
 
 def _tell_apart(paths: tuple[Path, ...]) -> list[str]:

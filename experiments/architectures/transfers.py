@@ -92,17 +92,3 @@ def moved(rounds: Sequence[Round], offset: int) -> tuple[Round, ...]:
         )
         for transfers in rounds
     )
-
-
-def message_count(rounds: Sequence[Round]) -> int:
-    """Messages that a plan sends, over all ranks."""
-    return sum(len(transfers) for transfers in rounds)
-
-
-def sent_elements(rounds: Sequence[Round]) -> dict[int, int]:
-    """Elements that each rank sends; ranks that send none are missing."""
-    sent: dict[int, int] = {}
-    for transfers in rounds:
-        for transfer in transfers:
-            sent[transfer.source] = sent.get(transfer.source, 0) + transfer.elements
-    return sent

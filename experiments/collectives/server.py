@@ -21,9 +21,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.transfers import Ownership
-from ddltrace.experiments.collectives.job_store import open_store
 from ddltrace.experiments.collectives.lifelines import ServerEnd, listen
-from ddltrace.experiments.collectives.server_processes import END, join_group
+from ddltrace.experiments.collectives.server_processes import END, join_group, open_store
 from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.plan_execution import (
     OwnRound,

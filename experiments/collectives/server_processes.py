@@ -22,16 +22,61 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
 from ddltrace.experiments.architectures.transfers import Ownership
-from ddltrace.experiments.collectives.job_store import open_store, store_address
 from ddltrace.experiments.collectives.lifelines import connect
 from ddltrace.experiments.transports import NAMES as TRANSPORTS
 from ddltrace.experiments.transports import by_name
 from ddltrace.experiments.transports.backends.meeting import JOIN_SECONDS
 from ddltrace.experiments.transports.backends.register import backend_of, registered
+from ddltrace.tracer.errors import MissingCapabilityError
+
+_FOREVER: Final = timedelta(days=365)
+
+
+def store_address() -> dict[str, Any]:
+    """Where the job's store is, for `open_store` in another process.
+
+    Raises:
+        MissingCapabilityError: Other processes cannot reach it.
+    """
+    store: Any = c10d._get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return {"host": store.host, "port": store.port}
+    if isinstance(store, FileStore):
+        file: Any = store
+        return {"path": file.path}
+    raise MissingCapabilityError(
+        "servers of a parameter server need a job whose ranks meet at a TCPStore or a FileStore, "
+        f"not at a {type(store).__name__}"
+    )
+
+
+def open_store(address: dict[str, Any], prefix: str) -> Store:
+    """A client of its own of the job's store, whose requests may take as long as the job.
+
+    Args:
+        address: From `store_address`.
+        prefix: Keeps the keys apart from all others.
+    """
+    store: Any
+    if "path" in address:
+        store = FileStore(address["path"])
+    else:
+        store = TCPStore(
+            address["host"],
+            address["port"],
+            is_master=False,
+            wait_for_workers=False,
+            timeout=_FOREVER,
+        )
+    return PrefixStore(prefix, store)
+
 
 END: Final = "end"
 """The announcement that ends a server."""

@@ -21,7 +21,6 @@ from ddltrace.experiments.engine.communicators import (
     ThreadedCommunicator,
 )
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate
-from ddltrace.experiments.engine.gradient_timing import GradientTiming
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.layer_order import LayerOrder
 from ddltrace.experiments.engine.parameter_access import (
@@ -35,7 +34,7 @@ from ddltrace.experiments.engine.parameter_access import (
 )
 from ddltrace.experiments.engine.payloads import Payloads
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.engine.schedule_search import ScheduleSearch
+from ddltrace.experiments.engine.schedule_calibration import GradientTiming, ScheduleSearch
 from ddltrace.experiments.engine.step_in_progress import (
     Flight,
     SparseFlight,

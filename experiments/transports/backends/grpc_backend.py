@@ -22,13 +22,13 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.transports.backends.listening import admit_nobody
-from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes
+from ddltrace.experiments.transports.backends.mailbox import Future, Key, as_bytes
 from ddltrace.experiments.transports.backends.meeting import (
     JOIN_SECONDS,
     connect_all,
     exchange_lines,
 )
-from ddltrace.experiments.transports.backends.messaging import MessagingGroup
+from ddltrace.experiments.transports.backends.messaging import MailboxGroup
 from ddltrace.tracer.connections.proof import refused, shut, token
 
 _HEADER: Final = struct.Struct("<ii")
@@ -66,7 +66,7 @@ class _DaemonThreads(Executor):
         return result
 
 
-class GrpcGroup(MessagingGroup):
+class GrpcGroup(MailboxGroup):
     """A process group over gRPC.
 
     Requests are bytes, not protocol buffers: a header of channel and tag, then the tensor's
@@ -76,7 +76,6 @@ class GrpcGroup(MessagingGroup):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         """Connects all ranks of the group. Collective."""
         super().__init__("grpc", rank, size, timeout)
-        self._mailbox = Mailbox()
         self._said_bye = threading.Semaphore(0)
         self._came = threading.Semaphore(0)
         meeting, lines = connect_all(store, "grpc", rank, size, timeout=timeout)
@@ -117,10 +116,6 @@ class GrpcGroup(MessagingGroup):
         self._outgoing[peer].put(b"".join((_HEADER.pack(channel, tag), as_bytes(tensor))))
         done.set_result([tensor])
         return done
-
-    def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
-        """Receives from the mailbox."""
-        return self._mailbox.receive(Key(peer, channel, tag), tensor)
 
     def close(self) -> None:
         """Ends all streams, waits for the peers' ends, and stops the server."""

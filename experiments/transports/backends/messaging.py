@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.plan_execution import PlanExecution, rounds_of
-from ddltrace.experiments.transports.backends.mailbox import Future, fail
+from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, fail
 
 USER: Final = 0
 """Channel of the job's own sends and receives."""
@@ -399,6 +399,26 @@ class MessagingGroup(_ProcessGroup):
         _finish(own, operation, self._ranks)
         output.copy_(own.view_as(output))
         return output
+
+
+class MailboxGroup(MessagingGroup):
+    """The base of groups whose library delivers messages on threads of its own."""
+
+    def __init__(self, name: str, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(name, rank, size, timeout)
+        self._mailbox = Mailbox()
+        self._threads: list[threading.Thread] = []
+
+    def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        """Asks the mailbox."""
+        return self._mailbox.receive(Key(peer, channel, tag), tensor)
+
+    def _start(self, job: Callable[..., None], *arguments: Any) -> None:
+        """Runs a job on a thread of its own."""
+        name = f"ddltrace-{self._name}"
+        thread = threading.Thread(target=job, args=arguments, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
 
 def _wait(futures: Sequence[Future]) -> None:

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes, fail
 from ddltrace.experiments.transports.backends.meeting import connect_all
-from ddltrace.experiments.transports.backends.messaging import MessagingGroup
+from ddltrace.experiments.transports.backends.messaging import MailboxGroup
 from ddltrace.experiments.transports.transport import Tcp
 from ddltrace.tracer.errors import MissingCapabilityError
 
@@ -104,7 +104,7 @@ class _Incoming:
                 self._next += 1
 
 
-class TcpGroup(MessagingGroup):
+class TcpGroup(MailboxGroup):
     """A process group over plain TCP.
 
     Each connection has a sending and a receiving thread. A message of 64 KiB or more is divided
@@ -125,11 +125,9 @@ class TcpGroup(MessagingGroup):
         """
         super().__init__("tcp", rank, size, timeout)
         self._options = transport
-        self._mailbox = Mailbox()
         self._numbers: defaultdict[int, Any] = defaultdict(itertools.count)
         self._locks = {peer: threading.Lock() for peer in self._others()}
         self._outgoing: dict[int, list[queue.SimpleQueue[_Part | None]]] = {}
-        self._threads: list[threading.Thread] = []
         _, sockets = connect_all(
             store,
             "tcp",
@@ -161,10 +159,6 @@ class TcpGroup(MessagingGroup):
                 waiting.put(_Part(header, payload[start:stop], countdown))
         return countdown.done
 
-    def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
-        """Asks the mailbox."""
-        return self._mailbox.receive(Key(peer, channel, tag), tensor)
-
     def close(self) -> None:
         """Sends a goodbye to all peers, waits for theirs, and closes the connections."""
         for queues in self._outgoing.values():
@@ -181,11 +175,6 @@ class TcpGroup(MessagingGroup):
                 line.setsockopt(socket.SOL_SOCKET, name, options.buffer_kb << 10)
         if options.congestion is not None:
             _set_congestion(line, options.congestion)
-
-    def _start(self, job: Any, *arguments: Any) -> None:
-        thread = threading.Thread(target=job, args=arguments, name="ddltrace-tcp", daemon=True)
-        thread.start()
-        self._threads.append(thread)
 
     def _send_all(self, line: socket.socket, waiting: queue.SimpleQueue[_Part | None]) -> None:
         while (part := waiting.get()) is not None:

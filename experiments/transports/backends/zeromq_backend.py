@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import queue
 import struct
-import threading
 import time
 from datetime import timedelta
 from hmac import compare_digest
@@ -22,13 +21,13 @@ import zmq.utils.monitor
 from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.transports.backends.listening import admit_nobody
-from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes, fail
+from ddltrace.experiments.transports.backends.mailbox import Future, Key, as_bytes, fail
 from ddltrace.experiments.transports.backends.meeting import (
     JOIN_SECONDS,
     connect_all,
     exchange_lines,
 )
-from ddltrace.experiments.transports.backends.messaging import MessagingGroup
+from ddltrace.experiments.transports.backends.messaging import MailboxGroup
 from ddltrace.tracer.connections.proof import refused, shut, token
 
 _HEADER: Final = struct.Struct("<ii")
@@ -46,7 +45,7 @@ class _Outgoing(NamedTuple):
     done: Future
 
 
-class ZeroMqGroup(MessagingGroup):
+class ZeroMqGroup(MailboxGroup):
     """A process group over ZeroMQ.
 
     A sending thread for each peer hands tensors to ZeroMQ without a copy, and completes the send
@@ -57,10 +56,8 @@ class ZeroMqGroup(MessagingGroup):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         """Connects all ranks of the group. Collective."""
         super().__init__("zmq", rank, size, timeout)
-        self._mailbox = Mailbox()
         self._context = zmq.Context()
         self._outgoing: dict[int, queue.SimpleQueue[_Outgoing | None]] = {}
-        self._threads: list[threading.Thread] = []
         meeting, lines = connect_all(store, "zmq", rank, size, timeout=timeout)
         incoming = {peer: self._context.socket(zmq.PULL) for peer in self._others()}
         outgoing = {peer: self._context.socket(zmq.PUSH) for peer in self._others()}
@@ -99,10 +96,6 @@ class ZeroMqGroup(MessagingGroup):
         self._outgoing[peer].put(_Outgoing(_HEADER.pack(channel, tag), tensor, done))
         return done
 
-    def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
-        """Asks the mailbox."""
-        return self._mailbox.receive(Key(peer, channel, tag), tensor)
-
     def close(self) -> None:
         """Sends a goodbye to all peers, waits for theirs, and closes the sockets."""
         for waiting in self._outgoing.values():
@@ -110,11 +103,6 @@ class ZeroMqGroup(MessagingGroup):
         for thread in self._threads:
             thread.join()
         self._context.term()
-
-    def _start(self, job: Any, *arguments: Any) -> None:
-        thread = threading.Thread(target=job, args=arguments, name="ddltrace-zmq", daemon=True)
-        thread.start()
-        self._threads.append(thread)
 
     def _send_all(self, socket: Any, waiting: queue.SimpleQueue[_Outgoing | None]) -> None:
         while (outgoing := waiting.get()) is not None:

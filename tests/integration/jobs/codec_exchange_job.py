@@ -69,7 +69,7 @@ def own_gradient(step: int, rank: int, dtype: torch.dtype = torch.float32) -> to
 def residuals_of(exchange: CodecExchange, ranks: int) -> torch.Tensor:
     """This rank's share of what has not been sent: on all ranks together, of their sum."""
     form: Any = exchange._form
-    worker = getattr(form, "_feedback", None) or form.__dict__.get("_codec")
+    worker = getattr(form, "feedback", None) or form.__dict__.get("codec")
     worker = form.worker if isinstance(form, AllToAllForm) else worker
     total = torch.zeros(())
     if isinstance(worker, FeedbackCodec):

@@ -16,9 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddltrace.experiments.engine import (
-    gradient_timing,
     plugin,
-    schedule_search,
+    schedule_calibration,
     slow_rank,
     update_control,
 )
@@ -510,15 +509,16 @@ def test_a_search_ends_in_the_last_of_the_opening_steps(
     marked: dict[str, list[int]] = {}
     sent: list[int] = []
     step = 0
-    for module in (schedule_search, gradient_timing):
-        original = module.calibrating
+    original = schedule_calibration.calibrating
 
-        def calibrating(what: str, original: Any = original) -> Any:
-            sent.append(step)
-            return original(what)
+    def calibrating(what: str) -> Any:
+        sent.append(step)
+        return original(what)
 
-        monkeypatch.setattr(module, "mark", lambda name: marked.setdefault(name, []).append(step))
-        monkeypatch.setattr(module, "calibrating", calibrating)
+    monkeypatch.setattr(
+        schedule_calibration, "mark", lambda name: marked.setdefault(name, []).append(step)
+    )
+    monkeypatch.setattr(schedule_calibration, "calibrating", calibrating)
     model, exchange = branched(spec)
     optimizer = sgd(model)
     for step in range(opening + 20):
