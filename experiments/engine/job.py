@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import inspect
 import sys
@@ -17,12 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.refusal import (
-    StrategyRefusedError,
-    exit_with_error,
-    has_refused,
-    refuse,
-)
+from ddltrace.experiments.engine.job_end import at_job_end
+from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
 from ddltrace.experiments.engine.update_control import before_step, install_hooks
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
@@ -55,8 +49,7 @@ class JobStrategy:
         for name in ("register_comm_hook", "_register_builtin_comm_hook", "_register_fused_optim"):
             if hasattr(ddp, name):
                 setattr(ddp, name, self._refusing(name, getattr(ddp, name)))
-        dist.destroy_process_group = self._settling(dist.destroy_process_group)
-        atexit.register(self._settle_at_exit)
+        at_job_end(self._settle, self._check_end)
         before_step.append(self._check_step)
         install_hooks()
         ways: list[tuple[Any, str]] = [(torch.autograd, "backward"), (torch.autograd, "grad")]
@@ -138,36 +131,14 @@ class JobStrategy:
 
         return register
 
-    def _settling(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-            self._settle()
-            if kwargs.get("group", args[0] if args else None) in (None, dist.group.WORLD):
-                self._check_end()
-            return original(*args, **kwargs)
-
-        return destroy_process_group
-
     def _settle(self) -> None:
         for model in self._models:
             model.updates.end()
 
-    def _settle_at_exit(self) -> None:
-        # Other ranks may still wait for messages that this rank has not started. After an error,
-        # these waits would never end.
-        if getattr(sys, "last_value", None) is None and dist.is_initialized():
-            with contextlib.suppress(Exception):
-                self._settle()
-            try:
-                self._check_end()
-            except StrategyRefusedError:
-                # Python ignores what functions at its end raise: the status would be 0.
-                exit_with_error()
-
     def _check_end(self) -> None:
-        """At the end of the job: what was not exchanged until now will not be."""
-        if has_refused():
-            return
+        """What was not exchanged until now will not be."""
+        if not dist.is_initialized():
+            return  # checked before its end
         if self._computed and not self._found:
             self._refuse_alone("")
         for model in self._models:
