@@ -826,6 +826,11 @@ def _check_strategies(specs: Sequence[str], settings: Settings) -> None:
     for spec in specs:
         strategy = parse(spec)
         way, library = strategy.parallelism, strategy.transport and strategy.transport.name
+        if settings.workload and way is not None and strategy.frequency is not None:
+            raise UsageError(
+                f"strategy {spec!r:.80} needs a job of your own, which calls fully_shard with a "
+                "mesh of two dimensions (replicate, shard)"
+            )
         fit = None if way is None else way.workloads
         if fit is not None and settings.workload not in (None, *fit):
             raise UsageError(

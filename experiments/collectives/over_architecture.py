@@ -67,8 +67,7 @@ class ArchitectureCollectives(Collectives):
         self._ranks = list(range(group.size()))
         self._hosts: list[list[int]] = []
         if isinstance(architecture, Hierarchical):
-            size = architecture.ranks_per_host
-            self._hosts = _by_host(group) if size is None else hosts_of(self._ranks, size)
+            self._hosts = find_hosts(group, architecture.ranks_per_host)
         self.links = measure_links(group) if isinstance(architecture, Auto) else None
         self._wire = group
         self._servers: SummingServers | None = None
@@ -269,8 +268,15 @@ def _joined(received: Sequence[torch.Tensor]) -> torch.Tensor:
     return first.as_strided((total,), (1,), first.storage_offset())
 
 
-def _by_host(group: dist.ProcessGroup) -> list[list[int]]:
-    """The ranks of each host, by host name; hosts in the order of their first ranks."""
+def find_hosts(group: dist.ProcessGroup, ranks_per_host: int | None) -> list[list[int]]:
+    """The ranks of each host, in the order of hosts' first ranks. Collective.
+
+    Args:
+        group: The ranks; the result has their numbers in this group.
+        ranks_per_host: Consecutive ranks that count as one host; None to ask for host names.
+    """
+    if ranks_per_host is not None:
+        return hosts_of(range(group.size()), ranks_per_host)
     names: list[Any] = [None] * group.size()
     dist.all_gather_object(names, socket.gethostname(), group=group)
     hosts: dict[Hashable, list[int]] = {}

@@ -22,7 +22,6 @@ def check(options: dict[str, Any]) -> None:
         ddltrace.tracer.errors.UsageError: The strategy's spec, a slow rank or a plug-in is wrong.
     """
     from ddltrace.experiments.pacing.slowdown import read_slowdown
-    from ddltrace.experiments.parallelism.descriptions import Fsdp
     from ddltrace.experiments.strategy import plugins
     from ddltrace.experiments.strategy.spec import parse
     from ddltrace.tracer.errors import UsageError
@@ -31,8 +30,8 @@ def check(options: dict[str, Any]) -> None:
     for text in options.get("slow", ()):
         read_slowdown(text, None)
     spec = options.get("strategy")
-    how = None if spec is None else parse(spec).parallelism
-    if how is not None and not (isinstance(how, Fsdp) and how.changes_messages):
+    strategy = None if spec is None else parse(spec)
+    if strategy is not None and strategy.parallelism and not strategy.changes_sharded_job:
         raise UsageError(
             f"strategy {spec!r:.80}: only built-in workloads can be split over "
             "ranks; run it with: ddltrace experiment run --workload gpt"
@@ -53,7 +52,6 @@ def install(options: dict[str, Any]) -> None:
     from ddltrace.experiments.engine.sharded_job import ShardedJob
     from ddltrace.experiments.engine.step_limit import StepLimit
     from ddltrace.experiments.observation.job_observer import install_if_asked
-    from ddltrace.experiments.parallelism.descriptions import Fsdp
     from ddltrace.experiments.strategy import plugins
     from ddltrace.experiments.strategy.spec import parse
     from ddltrace.tracer.errors import MissingCapabilityError, UsageError
@@ -65,8 +63,8 @@ def install(options: dict[str, Any]) -> None:
         strategy = None if options.get("strategy") is None else parse(options["strategy"])
     except UsageError as error:  # this rank is on another host, with other files
         end_job(str(error))
-    if strategy is not None and isinstance(strategy.parallelism, Fsdp):
-        ShardedJob(strategy.spec, strategy.parallelism).install()
+    if strategy is not None and strategy.changes_sharded_job:
+        ShardedJob(strategy).install()
     elif strategy is not None:
         JobStrategy(strategy).install()
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import sys
 import weakref
 from functools import partial
 from typing import Any
@@ -11,14 +9,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.refusal import (
-    StrategyRefusedError,
-    exit_with_error,
-    has_refused,
-    refuse,
-)
+from ddltrace.experiments.engine.job_end import at_job_end
+from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.update_control import before_step, install_hooks
 from ddltrace.experiments.parallelism.descriptions import Fsdp
+from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
 
@@ -28,50 +23,70 @@ class ShardedJob:
     A job without one ends before its first optimizer step, or at its end.
     """
 
-    def __init__(self, spec: str, how: Fsdp) -> None:
-        self._spec = spec
-        self._how = how
+    def __init__(self, strategy: Strategy) -> None:
+        self._spec = strategy.spec
+        self._how = strategy.parallelism
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._computed = False
+        self._found = False
+        self._islands = None
+        if strategy.frequency is not None:
+            # Only such a job needs them: they load FSDP.
+            from ddltrace.experiments.engine.islands import Islands
+
+            self._islands = Islands(strategy)
 
     def install(self) -> None:
         """Observes the forward passes of all modules, of which sharded ones are changed once."""
         nn.modules.module.register_module_forward_pre_hook(self._before_forward)
         before_step.append(self._check_step)
         install_hooks()
-        atexit.register(self._check_at_exit)
+        at_job_end(self._settle, self._check_end)
+        if self._islands is not None:
+            self._islands.install()
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         del inputs
         self._computed = True
         # `fully_shard` gives a module a class of its own.
-        if type(module).__name__.startswith("FSDP") and module not in self._known:
+        if not type(module).__name__.startswith("FSDP"):
+            return
+        if module not in self._known:
             self._change(module)
+        if self._islands is not None and module in self._roots:
+            self._islands.begin_pass(module)
 
     def _change(self, module: nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        from ddltrace.experiments.parallelism.sharded_messages import change_messages
-
         if not isinstance(module, FSDPModule):
             return
         self._known.update(m for m in module.modules() if isinstance(m, FSDPModule))
+        self._roots.add(module)
+        self._found = True
+        assert isinstance(self._how, Fsdp)
         try:
-            how, say = self._how, partial(refuse, self._spec)
-            change_messages(module, how.reduce, how.gather, how.prefetch, say)
+            self._how.change_messages(module, partial(refuse, self._spec))
+            if self._islands is not None:
+                self._islands.take(module)
         except (MissingCapabilityError, UsageError, ValueError) as error:
             refuse(self._spec, str(error))
 
     def _check_step(self, optimizer: Optimizer) -> None:
         del optimizer
-        if not self._known:
+        # A step before any forward pass makes an optimizer's state, for a checkpoint to be loaded.
+        if self._computed and not self._found:
             refuse(self._spec, "the job has no model in fully_shard before its first step")
 
-    def _check_at_exit(self) -> None:
-        if getattr(sys, "last_value", None) is not None or has_refused():
+    def _settle(self) -> None:
+        if self._islands is not None:
+            self._islands.settle()
+
+    def _check_end(self) -> None:
+        if not self._computed:
             return
-        if self._computed and not self._known:
-            try:
-                refuse(self._spec, "the job has no model in fully_shard")
-            except StrategyRefusedError:
-                exit_with_error()
+        if not self._found:
+            refuse(self._spec, "the job has no model in fully_shard")
+        if self._islands is not None and not self._islands.has_updated:
+            refuse(self._spec, "no optimizer of PyTorch has updated the job's model")

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -19,12 +19,48 @@ from torch.optim.optimizer import (
 
 from ddltrace.experiments.engine import checkpoint_state
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate, update_by_rule
-from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.frequency import EveryStep, StepPolicy
 from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
+
+
+class GradientExchange(Protocol):
+    """What averages a model's gradients in backward, as `ModelExchange` does.
+
+    Attributes:
+        backward_passes: Backward passes that have begun.
+        passes_with_gradients: Those that have left gradients.
+    """
+
+    backward_passes: int
+    passes_with_gradients: int
+
+    @property
+    def waits_by_layer(self) -> bool:
+        """Whether updates are deferred to each layer's next forward."""
+        ...
+
+    def left_behind(self) -> str:
+        """Which gradients were not exchanged, and why; empty if none."""
+        ...
+
+    def defer(self, update: DeferredUpdate) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """Takes gradients in flight from an optimizer that steps now."""
+        ...
+
+    def show(self) -> None:
+        """Lets the job read them again."""
+        ...
+
+    def settle(self) -> None:
+        """Waits for pending messages and stores their averages."""
+        ...
+
+    def take_momentum(self, momentum: float) -> None:
+        """Takes over the momentum of the job's optimizer."""
+        ...
 
 
 class UpdateControl:
@@ -38,7 +74,7 @@ class UpdateControl:
         self,
         spec: str,
         parameters: list[nn.Parameter],
-        exchange: ModelExchange,
+        exchange: GradientExchange,
         policy: StepPolicy,
         rule: OptimizerRule | None,
         *,

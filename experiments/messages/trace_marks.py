@@ -50,6 +50,13 @@ def carrying(name: str | None, parameters: Sequence[torch.Tensor]) -> Iterator[N
         yield
 
 
+def name_like(stand_in: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Gives a tensor that `carrying` gets in place of a parameter the parameter's name."""
+    session = current_session()
+    if session is not None:
+        session.registry.name_like(stand_in, parameter)
+
+
 def calibrating(what: str) -> contextlib.AbstractContextManager[None]:
     """Declares that the messages launched inside calibrate or search.
 

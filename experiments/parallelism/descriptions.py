@@ -10,6 +10,9 @@ from ddltrace.experiments.technique import technique
 from ddltrace.experiments.workloads.sizes import EXPERTS, HEADS, LAYERS
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from ddltrace.experiments.parallelism.sharded_messages import Refuse
     from ddltrace.experiments.parallelism.split_training import SplitTraining
     from ddltrace.experiments.workloads.base import Workload
 
@@ -206,20 +209,28 @@ Encoding = Literal["none", "bf16", "fp8", "int8", "int4"]
     "fsdp",
     "each rank has a part of every parameter, gathered layer by layer",
     "ZeRO stage 3, SC 2020; PyTorch FSDP, VLDB 2023; encodings: ZeRO++, arXiv 2306.10209",
-    needs=("without parameters a built-in workload, else a job with fully_shard",),
+    needs=(
+        "alone a built-in workload, with parameters or beside a frequency technique a job with "
+        "fully_shard",
+    ),
 )
 @dataclass(frozen=True)
 class Fsdp(Parallelism):
     """Each rank keeps a part of every parameter, gathered for each layer's computation.
 
-    With parameters it changes the messages of a job that calls ``fully_shard`` itself.
+    With parameters it changes the messages of a job that calls ``fully_shard`` itself. Beside a
+    frequency technique, the groups of a job with hybrid sharding train alone, and the technique
+    averages their parameters.
 
     Attributes:
         reduce: Gradients are encoded, sent to the rank that keeps their part, and added up there in
-            float32, in place of the reduce-scatter.
+            float32, in place of the reduce-scatter. Between several hosts in two levels, as
+            ZeRO++ does: inside each host, then, encoded again, between hosts.
         gather: Each rank encodes its part of the parameters for the all-gather.
         prefetch: How many layers ahead parameters are gathered, in forward and in backward; 0
             leaves that to PyTorch.
+        ranks_per_host: Consecutive ranks that count as one host for `reduce`; by default those that
+            have the same host name.
     """
 
     workloads: ClassVar[tuple[str, ...] | None] = _DENSE
@@ -227,18 +238,40 @@ class Fsdp(Parallelism):
     reduce: Encoding = "none"
     gather: Encoding = "none"
     prefetch: int = 0
+    ranks_per_host: int | None = None
 
     def __post_init__(self) -> None:
+        if self.ranks_per_host is not None and (self.ranks_per_host < 1 or self.reduce == "none"):
+            raise ValueError("ranks_per_host must be at least 1, and needs reduce=")
         if not 0 <= self.prefetch <= _MAX_PREFETCH:
             raise ValueError(f"prefetch must be 0 to {_MAX_PREFETCH}")
 
     def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
         """Divides the parameters."""
+        from ddltrace.experiments.parallelism.sharded_messages import raise_error
         from ddltrace.experiments.parallelism.sharded_state import FsdpTraining
 
-        return FsdpTraining(workload, learning_rate, self.reduce, self.gather, self.prefetch)
+        training = FsdpTraining(workload, learning_rate)
+        self.change_messages(workload.model, raise_error)
+        return training
 
-    @property
-    def changes_messages(self) -> bool:
-        """Whether it changes the messages of a job that is sharded already."""
-        return self != Fsdp()
+    def change_messages(self, model: nn.Module, refuse: Refuse) -> None:
+        """Changes the messages of a model, before its first forward pass.
+
+        Args:
+            model: A model to which ``fully_shard`` was applied.
+            refuse: Called for a message that cannot be encoded.
+
+        Raises:
+            MissingCapabilityError: This version of PyTorch has no custom messages of FSDP.
+        """
+        from ddltrace.experiments.parallelism.sharded_messages import change_messages
+
+        change_messages(
+            model,
+            reduce=self.reduce,
+            gather=self.gather,
+            prefetch=self.prefetch,
+            ranks_per_host=self.ranks_per_host,
+            refuse=refuse,
+        )

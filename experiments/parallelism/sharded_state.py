@@ -11,7 +11,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ddltrace.experiments.parallelism.sharded_messages import change_messages
 from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
 from ddltrace.experiments.workloads.base import Workload
 
@@ -45,17 +44,12 @@ class ZeroTraining(SplitTraining):
 class FsdpTraining(SplitTraining):
     """Every child of the model with parameters, and each block, is gathered when it computes."""
 
-    def __init__(
-        self, workload: Workload, learning_rate: float, reduce: str, gather: str, prefetch: int
-    ) -> None:
+    def __init__(self, workload: Workload, learning_rate: float) -> None:
         """Divides the parameters.
 
         Args:
             workload: The workload to train.
             learning_rate: Learning rate of the workload's optimizer.
-            reduce: As of `change_messages`, like those that follow.
-            gather: See there.
-            prefetch: See there.
         """
         super().__init__(workload)
         self._whole = copy.deepcopy(workload.model)
@@ -65,7 +59,6 @@ class FsdpTraining(SplitTraining):
                 if any(True for _ in layer.parameters()):
                     fully_shard(layer, mesh=mesh)
         fully_shard(workload.model, mesh=mesh)
-        change_messages(workload.model, reduce, gather, prefetch)
         self._optimizer = workload.optimizer(learning_rate)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

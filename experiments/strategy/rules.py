@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
@@ -54,14 +54,27 @@ def _form(strategy: Strategy) -> str:
     return "all_reduce" if codec is None else codec.exchange(1, _MANY)
 
 
+def _adds_to_split(strategy: Strategy) -> bool:
+    """Whether a split training has something beside it that it cannot have."""
+    if strategy.parallelism is None:
+        return False
+    split = Strategy(spec=strategy.spec, schedule=DdpBuckets(), parallelism=strategy.parallelism)
+    if strategy.changes_sharded_job and strategy.exchanges == "parameters":
+        split = replace(
+            split,
+            frequency=strategy.frequency,
+            codec=strategy.codec,
+            feedback=strategy.feedback,
+        )
+    return strategy != split
+
+
 RULES: Final = (
     Rule(
-        lambda s: (
-            s.parallelism is not None
-            and s != Strategy(spec=s.spec, schedule=DdpBuckets(), parallelism=s.parallelism)
-        ),
+        _adds_to_split,
         "a split training sends what its split needs, in PyTorch's own ways",
-        "name the parallelism alone, and compare it with other strategies as rows",
+        "name the parallelism alone, and compare it with other strategies as rows; only fsdp can "
+        "have a frequency technique that averages parameters beside it, with a codec for these",
     ),
     Rule(
         _refuses_its_modifier,

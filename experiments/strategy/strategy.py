@@ -10,7 +10,7 @@ from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import Modifier
 from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
-from ddltrace.experiments.parallelism.descriptions import Parallelism
+from ddltrace.experiments.parallelism.descriptions import Fsdp, Parallelism
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.synchronization.rule import Place, Synchronization
 from ddltrace.experiments.transports.transport import Transport
@@ -72,6 +72,12 @@ class Strategy:
     def exchanges(self) -> Exchanged:
         """What its frequency technique exchanges."""
         return "gradients" if self.frequency is None else self.frequency.exchanges
+
+    @property
+    def changes_sharded_job(self) -> bool:
+        """Whether it changes a job that calls ``fully_shard`` itself."""
+        way = self.parallelism
+        return isinstance(way, Fsdp) and (way != Fsdp() or self.frequency is not None)
 
     @property
     def place(self) -> Place:

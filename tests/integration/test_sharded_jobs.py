@@ -93,7 +93,7 @@ def test_parameters_are_in_the_list(tmp_path: Path) -> None:
     done = run([*DDLTRACE, "experiment", "list", "--json"], cwd=tmp_path)
     listed = json.loads(done.stdout)
     (fsdp,) = [each for each in listed["techniques"] if each["name"] == "fsdp"]
-    assert set(fsdp["parameters"]) == {"reduce", "gather", "prefetch"}
+    assert set(fsdp["parameters"]) == {"reduce", "gather", "prefetch", "ranks_per_host"}
     assert {"qwz", "qgz", "muloco"} <= {each["name"] for each in listed["presets"]}
 
 

@@ -182,6 +182,12 @@ class Registry:
         """The id of a registered parameter."""
         return self._id_of.get(parameter)
 
+    def name_like(self, stand_in: torch.Tensor, parameter: torch.Tensor) -> None:
+        """Gives another tensor the id of a parameter, such as this rank's part of it."""
+        number = self.tensor_id(parameter)
+        if number is not None:
+            self._id_of.set(stand_in, number)
+
     def drop_reference(self, parameter: torch.Tensor) -> int | None:
         """Drops the weak reference to a parameter until `refer_to`.
 
