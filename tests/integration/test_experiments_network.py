@@ -256,3 +256,20 @@ def test_a_network_that_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatc
     ):
         pass
     assert namespaces_of(os.getpid()) == []
+
+
+def test_encoded_gradients_are_reduced_inside_hosts_and_then_between_them(tmp_path: Path) -> None:
+    job = Path(__file__).parent / "jobs" / "hybrid_job.py"
+    command = [sys.executable, "-m", "ddltrace", "experiment", "run", "--strategy", "qgz"]
+    command += ["--hosts", "2", "--ranks-per-host", "2", "--bandwidth", "400mbit", "--steps", "4"]
+    command += ["--repeats", "1", "--max-other-cores", "1000", "-o", "out", "--"]
+    command += [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    done = run([*command, str(job), "losses", "flat"], cwd=tmp_path, timeout=300)
+    assert done.status == 0, done.stderr
+    trace = open_trace(tmp_path / "out" / "fsdp-reduce-int4")
+    groups = {
+        row["group"]
+        for row in trace.events(0).to_pylist()
+        if row["kind"] == "message" and row["op"] == "all_to_all"
+    }
+    assert groups == {"inside host 0,1", "between hosts 0,2"}
