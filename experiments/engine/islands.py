@@ -156,7 +156,9 @@ class _Model:
         names = [name for name, _ in parameters]
         self._policy = strategy.frequency.policy(
             StepContext(
+                strategy.spec,
                 list(zip(names, [shard for shard, _ in self._shards], strict=True)),
+                group,
                 group,
                 lambda: create_message_exchange(strategy, group),
                 encodes=strategy.encodes,
