@@ -43,6 +43,8 @@ class Messages:
         in_bucket: Whether it carries a bucket of DistributedDataParallel.
         tensor_count: Number of tensors that each carries.
         tensors: Ids of the tensors of all messages, in order.
+        split_count: Of an all-to-all whose call gave the sizes, how many ranks it sends to; else 0.
+        split_bytes: What they send to each member of their group, all-to-all after all-to-all.
     """
 
     start: IntArray
@@ -68,6 +70,8 @@ class Messages:
     in_bucket: BoolArray
     tensor_count: IntArray
     tensors: IntArray
+    split_count: IntArray
+    split_bytes: IntArray
 
     def __len__(self) -> int:
         return len(self.start)
@@ -101,6 +105,7 @@ def read_messages(columns: Columns) -> Messages:
     group, groups = columns.codes("group", rows)
     clock, clocks = columns.codes("clock", rows)
     tensor_count, tensors = columns.lists("tensors", rows)
+    split_count, split_bytes = columns.lists("split_bytes", rows)
     on_stream = np.array([lane.startswith(_STREAM_PREFIX) for lane in [*columns.lanes, ""]])
     executes = on_stream[columns.lane[rows]]
     of_bucket = np.array([name.startswith(BUCKET) for name in [*columns.names, ""]])
@@ -128,6 +133,8 @@ def read_messages(columns: Columns) -> Messages:
         in_bucket=of_bucket[columns.name[rows]],
         tensor_count=tensor_count,
         tensors=tensors,
+        split_count=split_count,
+        split_bytes=split_bytes,
     )
 
 

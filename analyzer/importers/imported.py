@@ -110,12 +110,11 @@ def optional_integers(values: Sequence[int | None], kind: pa.DataType | None = N
     return integers(np.array([value or 0 for value in values], dtype=np.int64), missing, kind)
 
 
-def id_lists(values: Sequence[Sequence[int] | None]) -> pa.Array:
-    """A column of lists of tensor ids."""
-    kind = EVENTS.field("tensors").type
+def _lists(values: Sequence[Sequence[int] | None], kind: pa.DataType) -> pa.Array:
+    """A column of lists of integers."""
     missing = np.array([value is None for value in values], dtype=bool)
     lengths = np.array([len(value or ()) for value in values], dtype=np.int64)
-    flat = np.array([entry for value in values for entry in value or ()], dtype=np.int32)
+    flat = np.array([entry for value in values for entry in value or ()], dtype=np.int64)
     return lists(flat, lengths, kind, missing)
 
 
@@ -172,6 +171,7 @@ class Row:
     tokens: int | None = None
     flops: int | None = None
     tensors: Sequence[int] | None = None
+    split_bytes: Sequence[int] | None = None
 
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
@@ -180,8 +180,8 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     for entry in fields(Row):
         values = [getattr(row, entry.name) for row in rows]
         kind = EVENTS.field(entry.name).type
-        if entry.name == "tensors":
-            columns[entry.name] = id_lists(values)
+        if pa.types.is_list(kind):
+            columns[entry.name] = _lists(values, kind)
         elif pa.types.is_dictionary(kind):
             columns[entry.name] = coded_list(entry.name, values)
         else:

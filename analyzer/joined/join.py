@@ -129,6 +129,8 @@ class AllMessages(ColumnTable):
         group_size: How many ranks each group has: its members, or those seen in it.
         first_tensor: Id of the first of the tensors that each carries; `NULL` for none.
         is_p2p: Whether the message is a send or a receive.
+        split_count: As in `Messages`.
+        split_bytes: As in `Messages`, of all ranks.
     """
 
     ranks: list[int]
@@ -154,6 +156,8 @@ class AllMessages(ColumnTable):
     tensor_count: IntArray
     first_tensor: IntArray
     is_p2p: BoolArray
+    split_count: IntArray
+    split_bytes: IntArray
 
     @property
     def is_collective(self) -> BoolArray:
@@ -319,6 +323,8 @@ def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
         tensor_count=column("tensor_count"),
         first_tensor=column("first_tensor"),
         is_p2p=np.isin(op, [ops[name] for name in P2P_OPS]),
+        split_count=column("split_count"),
+        split_bytes=column("split_bytes"),
     )
 
 

@@ -1,7 +1,8 @@
 """The communication pattern: bytes sent from each rank to each other rank.
 
-The bytes of sends and receives are known. For a collective, the trace does not contain the bytes
-between pairs of ranks, so they are computed for the common algorithm, and the rows are marked:
+The bytes of sends and receives are known, and those of all-to-alls whose calls gave the sizes for
+each rank. For other collectives, the trace does not contain the bytes between pairs of ranks, so
+they are computed for the common algorithm, and the rows are marked:
 
 - all_reduce: a ring; each member sends 2 (p - 1) / p n to the next one;
 - all_gather, reduce_scatter: a ring; (p - 1) / p n to the next one (n the whole vector);
@@ -19,12 +20,11 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
+from ddltrace.analyzer.measures.all_to_all import MAX_PAIRWISE, sent_between
 from ddltrace.analyzer.measures.collectives import LinkTimes, find_links
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
 
 _MAX_ROWS: Final = 4096
-_MAX_PAIRWISE: Final = 64
-"""An all_to_all of more ranks would fill the table with its square of equal rows."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class TrafficRow:
         src: Sending rank.
         dst: Receiving rank.
         bytes: How many.
-        assumed: None where it was measured (sends and receives); else how the bytes of
-            collectives were laid out: ``ring``, ``root`` or ``pairwise``.
+        assumed: None where it was measured (sends, receives, and all-to-alls whose calls gave the
+            sizes for each rank); else how the bytes of collectives were laid out: ``ring``,
+            ``root`` or ``pairwise``.
     """
 
     src: int
@@ -55,19 +56,22 @@ def traffic_rows(
         links: The measured sends and receives.
         chosen: Which collectives are in the analyzed window.
     """
-    found = [
-        TrafficRow(src=src, dst=dst, bytes=link.bytes, assumed=None)
-        for (src, dst), link in links.items()
-        if link.sized
-    ]
-    sums: dict[tuple[int, int, str], float] = {}
-    for src, dst, size, how in _assumed(joined, chosen):
+    sums: dict[tuple[int, int, str | None], float] = {
+        (src, dst, None): link.bytes for (src, dst), link in links.items() if link.sized
+    }
+    unknown = chosen.copy()
+    for sent in sent_between(joined, chosen):
+        unknown &= ~sent.collectives
+        between = np.where(np.eye(len(sent.ranks), dtype=bool), 0, sent.bytes)
+        for src, dst in np.argwhere(between > 0).tolist():
+            pair = (sent.ranks[src], sent.ranks[dst], None)
+            sums[pair] = sums.get(pair, 0.0) + float(between[src, dst])
+    for src, dst, size, how in _assumed(joined, unknown):
         sums[src, dst, how] = sums.get((src, dst, how), 0.0) + size
-    found += [
+    return largest_rows(
         TrafficRow(src=src, dst=dst, bytes=round(size), assumed=how)
         for (src, dst, how), size in sums.items()
-    ]
-    return largest_rows(found)
+    )
 
 
 def largest_rows(rows: Iterable[TrafficRow]) -> tuple[TrafficRow, ...]:
@@ -106,7 +110,7 @@ def _spread(
                 yield root, rank, part, "root"
             elif rank != root:
                 yield rank, root, part, "root"
-    elif op == "all_to_all" and count <= _MAX_PAIRWISE:
+    elif op == "all_to_all" and count <= MAX_PAIRWISE:
         for src in members:
             for dst in members:
                 if src != dst:

@@ -395,18 +395,34 @@ def critical_parts(analysis: Analysis) -> go.Figure | None:
 
 def traffic(analysis: Analysis) -> go.Figure | None:
     """Bytes that ranks sent each other by point-to-point calls, from row to column."""
-    rows = analysis.p2p
+    return _bytes_between([(row.src, row.dst, row.bytes or 0) for row in analysis.p2p])
+
+
+def all_to_all(analysis: Analysis) -> go.Figure | None:
+    """Bytes that ranks sent each other and themselves by all-to-alls of known sizes."""
+    return _bytes_between(
+        [
+            (src, dst, size * row.sized)
+            for row in analysis.all_to_all
+            for src, sizes in zip(row.ranks, row.sent or (), strict=row.sent is not None)
+            for dst, size in zip(row.ranks, sizes, strict=True)
+        ]
+    )
+
+
+def _bytes_between(rows: Sequence[tuple[int, int, float]]) -> go.Figure | None:
+    """A heat map of senders, receivers and bytes; None without rows."""
     if not rows:
         return None
-    ranks = sorted({row.src for row in rows} | {row.dst for row in rows})
+    ranks = sorted({rank for src, dst, _ in rows for rank in (src, dst)})
     width = -(-len(ranks) // MAX_CELLS)
     names = [_ranks_name(ranks[first : first + width]) for first in range(0, len(ranks), width)]
     place = {rank: number // width for number, rank in enumerate(ranks)}
     sent = np.zeros((len(names), len(names)), dtype=np.float32)
     np.add.at(
         sent,
-        ([place[row.src] for row in rows], [place[row.dst] for row in rows]),
-        [row.bytes or 0 for row in rows],
+        ([place[src] for src, _, _ in rows], [place[dst] for _, dst, _ in rows]),
+        [size for _, _, size in rows],
     )
     sent[sent == 0] = np.nan
     figure = base_figure(height=min(560, 150 + _ROW_HEIGHT * len(names)))

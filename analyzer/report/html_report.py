@@ -202,6 +202,7 @@ def _figures(analysis: Analysis) -> Iterable[tuple[str, go.Figure | None]]:
         figures.bandwidth_against_size,
         figures.cost_fits,
         figures.traffic,
+        figures.all_to_all,
     ):
         yield make.__name__, make(analysis)
 

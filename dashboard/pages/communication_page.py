@@ -95,6 +95,7 @@ def host_traffic(opened: OpenTrace) -> go.Figure | None:
 
 FIGURES: Final[dict[str, Draw]] = {
     "comm-traffic": lambda opened, _: figures.traffic(opened.analysis),
+    "comm-all-to-all": lambda opened, _: figures.all_to_all(opened.analysis),
     "comm-hosts": lambda opened, _: host_traffic(opened),
     "comm-fits": lambda opened, _: figures.cost_fits(opened.analysis),
     "comm-bandwidth": lambda opened, _: figures.bandwidth_against_size(opened.analysis),
@@ -106,6 +107,11 @@ FIGURES: Final[dict[str, Draw]] = {
 _CARDS: Final = (
     ("comm-waits", "Waiting and transfer", "Time until the last rank arrives, and after it."),
     ("comm-traffic", "Traffic between ranks", "Bytes from each rank to each other."),
+    (
+        "comm-all-to-all",
+        "All-to-alls",
+        "Bytes from each rank to each rank, where the calls give them.",
+    ),
     ("comm-hosts", "Traffic between hosts", "Bytes from each host to each other."),
     (
         "comm-fits",

@@ -147,6 +147,9 @@ def test_uneven_empty_and_unusual_tensors(job: Recorded) -> None:
             ("all_reduce", 5, 5, "bool", None),
             ("broadcast", 48, 48, "float32", 0),
         ]
+        (sent, *others) = job.messages(rank, "uneven").split_bytes
+        assert sent.tolist() == [4, 8, 12, 16]
+        assert others == [None] * 6
 
 
 def test_sparse_tensors_count_what_they_hold(job: Recorded) -> None:

@@ -47,6 +47,13 @@ def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
         expected, expected_waits = messages(tmp_path / "0", rank)
         assert_frame_equal(found[SAME_OF_MESSAGES], expected[SAME_OF_MESSAGES])
         assert len(waits) == len(expected_waits)
+        # One in three is divided evenly, one is a functional collective; the rest runs twice.
+        exchanged = found.split_bytes[found.op == "all_to_all"].tolist()
+        uneven = [12, 20] if rank == 0 else [20, 12]
+        assert [None if each is None else each.tolist() for each in exchanged] == [
+            *(None, uneven, [16, 16], [4, 4]),
+            *(None, uneven, [16, 16]),
+        ]
         assert (found.start_ns >= found.enqueue_ns).all()
         assert (found.end_ns.dropna() >= found.start_ns[found.end_ns.notna()]).all()
         unwaited = (found.op == "send") & (found.tag == 3)

@@ -96,6 +96,8 @@ def plain(rank, group):
     dist.all_to_all_single(torch.empty(8), torch.ones(8), group=group)
     uneven = [3, 5] if rank == 0 else [5, 3]
     dist.all_to_all_single(torch.empty(8), torch.ones(8), uneven, uneven)
+    parts = [torch.ones(2, 2), torch.ones(2, 2)]  # Gloo takes only equal ones
+    dist.all_to_all([torch.empty(2, 2), torch.empty(2, 2)], parts)
     scattered = torch.empty(5)
     dist.reduce_scatter_tensor(scattered, torch.ones(10), group=group)
     dist.reduce_scatter(scattered, [torch.ones(5), torch.ones(5)], group=group)

@@ -14,7 +14,7 @@ from ddltrace.tracer.trace.run_reader import read_run
 
 SAME_OF_MESSAGES = [
     *("op", "name", "seq", "peer", "tag", "bytes", "out_bytes", "dtype", "status", "tensors"),
-    *("step", "phase", "group", "lane"),
+    *("step", "phase", "group", "lane", "split_bytes"),
 ]
 """What two recordings of a job agree on: all but times and numbers of their own."""
 

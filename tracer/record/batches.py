@@ -40,9 +40,14 @@ _KEPT_CHANGES: Final = 4096
 _OVERFLOW: Final = "(too many names)"
 _MESSAGE: Final = KIND_CODE["message"]
 
-# A batch is built as one table of integers with a row for each column but the last; -1 is null.
+_ALL_TO_ALL: Final = OPS.index("all_to_all")
+_OPEN: Final = STATUSES.index("open")
+
+# A batch is built as one table of integers with a row for each column but the two last, which hold
+# lists; -1 is null.
 _TENSORS: Final = EVENTS.field("tensors").type
-_INTEGER_FIELDS: Final = [field for field in EVENTS if field.name != "tensors"]
+_SPLITS: Final = EVENTS.field("split_bytes").type
+_INTEGER_FIELDS: Final = [field for field in EVENTS if not pa.types.is_list(field.type)]
 _ROW_OF: Final = {field.name: row for row, field in enumerate(_INTEGER_FIELDS)}
 _STORED_TYPES: Final = [
     field.type.index_type if pa.types.is_dictionary(field.type) else field.type
@@ -142,10 +147,18 @@ class BatchBuilder:
     Args:
         sites: The recorder's sites.
         patterns: The recorder's patterns.
+        splits: What the recorder's all-to-alls send to each member, by id; written ones are
+            removed.
     """
 
-    def __init__(self, sites: Sequence[Site], patterns: Sequence[Message] = ()) -> None:
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        patterns: Sequence[Message] = (),
+        splits: dict[int, list[int]] | None = None,
+    ) -> None:
         self._sites = sites
+        self._splits = {} if splits is None else splits
         self._patterns = patterns
         self._words = {
             field.name: Vocabulary(field.name, _FIRST_WORDS.get(field.name, ()))
@@ -269,9 +282,27 @@ class BatchBuilder:
         of_messages = [tensor for tensors in carried for tensor in tensors]
         tensors = np.concatenate([about[about >= 0], np.array(of_messages, np.int64)])
         return pa.RecordBatch.from_arrays(
-            [*self._arrow_columns(table), arrow_arrays.lists(tensors, lengths, _TENSORS)],
+            [
+                *self._arrow_columns(table),
+                arrow_arrays.lists(tensors, lengths, _TENSORS),
+                self._split_bytes(table),
+            ],
             schema=EVENTS,
         )
+
+    def _split_bytes(self, table: Integers) -> pa.Array:
+        """The column of what all-to-alls send to each member."""
+        lengths = np.zeros(table.shape[1], np.int64)
+        sizes: list[int] = []
+        if self._splits:
+            for row in np.flatnonzero(table[_ROW_OF["op"]] == _ALL_TO_ALL).tolist():
+                number = int(table[_ROW_OF["id"], row])
+                split_bytes = self._splits.get(number, ())
+                if table[_ROW_OF["status"], row] != _OPEN:
+                    self._splits.pop(number, None)
+                sizes += split_bytes
+                lengths[row] = len(split_bytes)
+        return arrow_arrays.lists(np.array(sizes, np.int64), lengths, _SPLITS)
 
     def _columns_of_flat(self, rows: Integers) -> tuple[Integers, Integers]:
         """Reads rows of `Recorder.flat`, or rows that begin with the same fields.

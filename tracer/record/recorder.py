@@ -200,6 +200,7 @@ class Recorder:
         patterns: Values that repeated messages share, by pattern number.
         repeats: Completed repeated messages: rows of `REPEAT_FIELDS`, concatenated.
         open: Messages that have not completed, by id.
+        splits: What all-to-alls send to each member of their group, by id, until it is written.
         waits: Waits of the host for messages: rows of `WAIT_CELLS`, concatenated.
         step: Number of the current step; None outside steps.
     """
@@ -226,6 +227,7 @@ class Recorder:
         self.patterns: list[Message] = []
         self.repeats = array("q")
         self.open: dict[int, Message] = {}
+        self.splits: dict[int, list[int]] = {}
         self.waits: list[int] = []
         self._message_numbers = itertools.count()
         self.step: int | None = None
@@ -385,7 +387,18 @@ class Recorder:
             self.open[number] = message
         else:
             self.dropped += 1
+            self.splits.pop(number, None)
         return message
+
+    def keep_splits(self, message: int, split_bytes: list[int] | None) -> None:
+        """Stores what an open all-to-all sends to each member of its group.
+
+        Args:
+            message: Its id.
+            split_bytes: The bytes; None if they are not known.
+        """
+        if split_bytes is not None and message in self.open:
+            self.splits[message] = split_bytes
 
     def add_repeats(self, rows: Integers) -> None:
         """Adds completed messages; rows beyond the buffer's limit are counted as dropped.
@@ -395,6 +408,9 @@ class Recorder:
         """
         capacity = self.buffer_rows - len(self.repeats) // len(REPEAT_FIELDS)
         self.dropped += max(0, len(rows) - capacity)
+        if self.splits:
+            for dropped in rows[max(0, capacity) :, REPEAT_FIELDS.index("id")].tolist():
+                self.splits.pop(dropped, None)
         rows = rows[: max(0, capacity)]
         ids = rows[:, REPEAT_FIELDS.index("id")]
         ids[ids == -1] = [self.new_id() for _ in range(np.count_nonzero(ids == -1))]
@@ -449,6 +465,7 @@ class Recorder:
         for buffer in (self.flat, self.more, self.finished, self.waits, self.repeats, *changes):
             del buffer[:]
         self.open.clear()
+        self.splits.clear()
         self._lock = threading.RLock()  # another thread may have held it during the fork
 
     def release(self, message: Message) -> None:

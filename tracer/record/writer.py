@@ -66,7 +66,7 @@ class WriterThread(threading.Thread):
         super().__init__(name="ddltrace-writer", daemon=True)
         self._watchdog = watchdog
         self._recorder = recorder
-        self._builder = BatchBuilder(recorder.sites, recorder.patterns)
+        self._builder = BatchBuilder(recorder.sites, recorder.patterns, recorder.splits)
         self._stream = stream
         self._pending = Taken()
         self._interval_s = interval_s

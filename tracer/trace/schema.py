@@ -141,11 +141,14 @@ COLUMNS: Final = (
     Column("tokens", pa.int64()),
     Column("flops", pa.int64()),
     Column("tensors", pa.list_(pa.int32()), "shared"),
+    Column("split_bytes", pa.list_(pa.int64())),
 )
 """Every column, in order. The recorder, the batches and the ring of repeated messages derive their
 fields of a message from these."""
 
-ADDED: Final = frozenset({"shapes", "clock", "seam", "buffer", "samples", "tokens", "flops"})
+ADDED: Final = frozenset(
+    {"shapes", "clock", "seam", "buffer", "samples", "tokens", "flops", "split_bytes"}
+)
 """Columns that older traces of this version lack; readers add them as nulls."""
 
 OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")

@@ -45,7 +45,8 @@ VALUES = {
 
 
 def rows_of(recorder: Recorder) -> list[dict[str, object]]:
-    batch = BatchBuilder(recorder.sites, recorder.patterns).build(recorder.take())
+    builder = BatchBuilder(recorder.sites, recorder.patterns, recorder.splits)
+    batch = builder.build(recorder.take())
     assert batch is not None
     return batch.to_pylist()
 
@@ -66,7 +67,7 @@ def test_every_field_of_a_message_gets_into_its_row() -> None:
     recorder.finished.append(message)
     (row,) = rows_of(recorder)
     expected = VALUES | {"phase": "backward", "kind": "message", "lane": "comm/g"}
-    unset = ("parent", "wire_bytes", "shapes", "samples", "tokens", "flops")
+    unset = ("parent", "wire_bytes", "shapes", "samples", "tokens", "flops", "split_bytes")
     assert row == expected | dict.fromkeys(unset)
 
 
@@ -83,6 +84,30 @@ def test_every_field_of_a_repeated_message_gets_into_its_row() -> None:
     recorder.add_repeats(np.array([[own[name] for name in REPEAT_FIELDS]], np.int64))
     (row,) = rows_of(recorder)
     assert {name: row[name] for name in MESSAGE_FIELDS} == VALUES | {"phase": "backward"}
+
+
+def test_the_sizes_of_an_all_to_all_are_kept_until_it_has_ended() -> None:
+    recorder = Recorder(1)
+    message = recorder.new_message("all_to_all", "g", 1, "dispatcher")
+    recorder.keep_splits(message.id, [4, 8])
+    lost = recorder.new_message("all_to_all", "g", 2, "dispatcher")  # the buffer is full
+    recorder.keep_splits(lost.id, [5, 6])
+    assert [row["split_bytes"] for row in rows_of(recorder)] == [[4, 8]]
+    recorder.complete(message, 3, "host")
+    assert [row["split_bytes"] for row in rows_of(recorder)] == [[4, 8]]
+    assert recorder.splits == {}
+
+
+def test_the_sizes_of_a_repeated_all_to_all_get_into_its_row() -> None:
+    recorder = Recorder(1)
+    recorder.patterns.append(Message(0, "all_to_all", "g", 1, "method"))
+    first = dict.fromkeys(REPEAT_FIELDS, 0) | {"id": recorder.new_id()}
+    second = first | {"id": recorder.new_id()}
+    recorder.splits |= {first["id"]: [1, 2], second["id"]: [3, 4]}
+    rows = [[own[name] for name in REPEAT_FIELDS] for own in (first, second)]
+    recorder.add_repeats(np.array(rows, np.int64))  # the buffer has room for one
+    assert [row["split_bytes"] for row in rows_of(recorder)] == [[1, 2]]
+    assert recorder.splits == {}
 
 
 def test_the_layout_is_read_from_the_header() -> None:

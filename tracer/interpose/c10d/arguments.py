@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +49,24 @@ def measure(value: Any) -> tuple[list[torch.Tensor], int, bool]:
         else:
             total += tensor.nbytes
     return tensors, total, sparse
+
+
+def bytes_by_member(inputs: Any, splits: Sequence[int]) -> list[int] | None:
+    """Returns what an all-to-all sends to each member of its group, in the order of its ranks.
+
+    Args:
+        inputs: Its input: a tensor for each member, or one tensor.
+        splits: Of one tensor, the rows for each member; empty if it is divided evenly.
+
+    Returns:
+        The bytes for each member; None if the call gives no sizes.
+    """
+    if isinstance(inputs, (list, tuple)):
+        return [tensor.nbytes for tensor in inputs]
+    if not splits:
+        return None
+    row_bytes = inputs.nbytes // max(1, sum(splits))
+    return [row_bytes * rows for rows in splits]
 
 
 @functools.cache

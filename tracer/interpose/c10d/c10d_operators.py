@@ -22,6 +22,7 @@ class Operator:
         peer: Argument with the group rank of the root or the peer.
         tag: Argument with the tag.
         asynchronous: Argument that is false if the caller waits immediately.
+        splits: Argument with the rows of the input for each rank.
         blocks: Whether the operator itself returns only when the message is complete.
         composed: Whether Gloo implements it with several other collectives, which end earlier.
         waited_once: Whether on Gloo only the holder of the handle may wait for it.
@@ -34,6 +35,7 @@ class Operator:
     peer: int | None = None
     tag: int | None = None
     asynchronous: int | None = None
+    splits: int | None = None
     blocks: bool = False
     composed: bool = False
 
@@ -70,7 +72,7 @@ OPERATORS: Final = {
     "gather_": Operator("gather", 1, 0, 2, peer=3, asynchronous=4),
     "scatter_": Operator("scatter", 1, 0, 2, peer=3, asynchronous=4),
     "alltoall_": Operator("all_to_all", 1, 0, 2, asynchronous=3),
-    "alltoall_base_": Operator("all_to_all", 1, 0, 2, asynchronous=5),
+    "alltoall_base_": Operator("all_to_all", 1, 0, 2, asynchronous=5, splits=4),
     "barrier": Operator("barrier", None, None, 1, asynchronous=3),
     "monitored_barrier_": Operator("barrier", None, None, 1, blocks=True),
     "send": Operator("send", 0, None, 1, peer=2, tag=3),

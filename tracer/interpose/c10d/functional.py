@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.interpose.c10d.arguments import bytes_by_member
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
 from ddltrace.tracer.interpose.c10d.python_kernels import PythonKernels
 from ddltrace.tracer.record.recorder import Launched, Message
@@ -128,7 +129,13 @@ class _ByOperator:
     ) -> None:
         """See `Launches`."""
         peer = None if self._root is None else args[self._root]
-        sent = self._record(self.operator, [first], group, known, peer=peer, tag=None)
+        split_bytes = None
+        if self.operator.splits is not None:
+            _, splits, _ = args  # the output's rows, the input's rows, the group
+            split_bytes = bytes_by_member(first, splits)
+        sent = self._record(
+            self.operator, [first], group, known, peer=peer, tag=None, split_bytes=split_bytes
+        )
         if sent is not None:
             self._pending.remember(result, sent)
 

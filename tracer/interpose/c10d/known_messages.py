@@ -218,6 +218,7 @@ class KnownMessages:
         seq: int | None,
         peer: int | None,
         waited_once: bool,
+        split_bytes: list[int] | None = None,
     ) -> Launched | None:
         """Describes a message that C++ has launched for Python.
 
@@ -229,6 +230,7 @@ class KnownMessages:
             peer: Rank in the group of the root, or of the other side.
             waited_once: Whether only a wait of the handle's holder completes it; the caller then
                 calls `waited`.
+            split_bytes: What an all-to-all sends to each member, if that is known.
 
         Returns:
             The launched message; None if it must be recorded without the ring.
@@ -250,6 +252,8 @@ class KnownMessages:
         ring[at + _NUMBER] = _NULL if seq is None else seq
         ring[at + _ROOT] = _NULL if peer is None else peer
         ring[at + _ID] = number
+        if split_bytes is not None:
+            self._recorder.splits[number] = split_bytes
         ring[at + _WHAT] = _FIRST + pattern
         return Launched(number, self._recorder.patterns[pattern], place if waited_once else -1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddltrace.tracer.interpose.c10d.arguments import flatten, measure, name_of
+from ddltrace.tracer.interpose.c10d.arguments import bytes_by_member, flatten, measure, name_of
 from ddltrace.tracer.nccl.event_kinds import DIRECTORY_VARIABLE
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.trace.schema import P2P_OPS
@@ -90,6 +90,11 @@ class Descriptions:
             message.dtype = name_of(flatten(args[0])[0].dtype)
             message.bytes, message.name, message.tensors = sparse
             message.out_bytes = None  # known only after the sum
+        if operator.op == "all_to_all" and operator.inputs is not None and seam != "library":
+            at = operator.splits
+            splits = () if at is None or len(args) <= at else args[at]
+            split_bytes = bytes_by_member(args[operator.inputs], splits)
+            self._recorder.keep_splits(message.id, split_bytes)
         self._number(message, operator, args, group)
         return message
 

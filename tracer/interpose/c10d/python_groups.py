@@ -137,7 +137,8 @@ def _as_operator(
     if operator.tag is None:
         # The root is among the options, for which the operators have places of their own.
         root = getattr(own[-1], "rootRank", None)
-        rest = [] if root is None else [root, root]
+        splits = rest if operator.splits is not None else []
+        rest = splits if root is None else [root, root]
     return [*tensors, None, *rest]
 
 

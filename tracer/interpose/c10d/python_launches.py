@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ddltrace.tracer.interpose.c10d.arguments import flatten, name_of
+from ddltrace.tracer.interpose.c10d.arguments import bytes_by_member, flatten, name_of
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
 from ddltrace.tracer.native.layout import OFFER
 from ddltrace.tracer.native.library import NativeLibrary
@@ -168,6 +168,7 @@ class Offering:
         *,
         peer: int | None,
         tag: int | None,
+        split_bytes: list[int] | None = None,
     ) -> Launched | Message | None:
         """Records a message that was launched past the kernel.
 
@@ -177,6 +178,7 @@ class Offering:
             operator: The called operator.
             known: The values of `NativeLibrary.offered` after the launch.
             peer: Rank in the group of the root, or of the other side.
+            split_bytes: What an all-to-all sends to each member, if that is known.
 
         Returns:
             The recorded message; None if it is only counted. The end of a `Message` is not
@@ -200,7 +202,14 @@ class Offering:
         like = (operator.op, name, dtype, carried, tag)
         once = operator.waited_once
         sent = self._known.launched(
-            place, -launched, like, group, seq=seq, peer=peer, waited_once=once
+            place,
+            -launched,
+            like,
+            group,
+            seq=seq,
+            peer=peer,
+            waited_once=once,
+            split_bytes=split_bytes,
         )
         if sent is not None:
             return sent
@@ -212,6 +221,7 @@ class Offering:
         message.bytes = None if operator.op == "recv" else num_bytes
         message.out_bytes = None if operator.op == "send" else out_bytes
         message.seq, message.tag, message.peer = seq, tag, group.global_rank(peer)
+        self._recorder.keep_splits(message.id, split_bytes)
         return message
 
     def _of(self, process_group: Any) -> Group | None:
@@ -310,6 +320,7 @@ class _ByMethod:
         self.num_args = operator.group + 1 if self._sides else 1
         self._is_between_two = operator.op in P2P_OPS
         self._has_root = operator.peer is not None and not self._is_between_two
+        self._is_all_to_all = operator.op == "all_to_all"
 
     def launched(
         self, _: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]
@@ -319,12 +330,17 @@ class _ByMethod:
         for side in self._sides:
             if not tensors:
                 tensors = flatten(args[side])
-        peer = tag = None
+        peer = tag = split_bytes = None
         if self._is_between_two:
             _, peer, tag = args
         elif self._has_root:
             peer = args[-1].rootRank
-        sent = self._record(self.operator, tensors, group, known, peer=peer, tag=tag)
+        elif self._is_all_to_all:
+            # Of one tensor: output, input, the output's rows, the input's rows, options.
+            split_bytes = bytes_by_member(args[1], args[-2] if len(args) > 4 else ())
+        sent = self._record(
+            self.operator, tensors, group, known, peer=peer, tag=tag, split_bytes=split_bytes
+        )
         if sent is not None:
             self._remember(result, sent)
             if type(sent) is Message:
