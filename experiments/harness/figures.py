@@ -146,6 +146,47 @@ def staleness(results: Results) -> go.Figure | None:
     return figure
 
 
+def tokens_by_expert(results: Results) -> go.Figure | None:
+    """Tokens of each rank for each expert, of every strategy that divides experts over ranks."""
+    found = {
+        safe_label(label(r)): r.choices["experts"] for r in results.rows if "experts" in r.choices
+    }
+    if not found:
+        return None
+    cells: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, experts in found.items():
+        for block, by_rank in enumerate(experts["tokens"]):
+            for rank, tokens in enumerate(by_rank):
+                row = cells.setdefault(f"{name} · rank {rank}", {})
+                for expert, count in enumerate(tokens):
+                    dropped = experts["dropped"][block][rank][expert]
+                    row[f"block {block} · expert {expert}"] = (count, dropped)
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    known = [[row.get(column, (None, None)) for column in columns] for row in cells.values()]
+    figure = base_figure(height=150 + _ROW_HEIGHT * len(cells))
+    figure.add_heatmap(
+        z=[[count for count, _ in row] for row in known],
+        x=columns,
+        y=list(cells),
+        text=[[_cell(*cell) for cell in row] for row in known],
+        texttemplate="%{text}",
+        hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
+        meta={"role": "scale"},
+        showscale=False,
+        xgap=1,
+        ygap=1,
+    )
+    figure.update_xaxes(type="category", showgrid=False)
+    _rows_downwards(figure, list(cells))
+    return figure
+
+
+def _cell(count: int | None, dropped: int | None) -> str:
+    if count is None:
+        return ""
+    return f"{count} ({dropped} dropped)" if dropped else str(count)
+
+
 def costs_and_loss(results: Results) -> go.Figure | None:
     """Step time against wire bytes, and beside it on the same axis against the final loss.
 

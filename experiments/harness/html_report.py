@@ -46,6 +46,7 @@ def render(results: Results, directory: Path | None) -> str:
             ("bytes_per_step", figures.bytes_per_step(results)),
             ("loss_over_time", figures.loss_over_time(results)),
             ("staleness", figures.staleness(results)),
+            ("tokens_by_expert", figures.tokens_by_expert(results)),
             ("step_timelines", figures.step_timelines(steps)),
         )
         if figure is not None

@@ -77,7 +77,10 @@ class Run:
             architecture for each size), ``placement`` (loads of the servers and their skew). And
             ``protocol``: the profile that paced the messages, with its sources, and the number and
             times of the messages to rank 0. And ``found``: the schedule that a search or
-            calibration has found.
+            calibration has found. And ``experts``, with ``expert``: tokens of all steps by block,
+            rank and expert (``tokens``), how many were ``dropped``, as a share (``dropped_share``),
+            and the tokens of the rank whose experts had most, over the mean of the ranks
+            (``imbalance``, the mean over the blocks).
         calibration: What the strategy searched or measured with messages of its own, apart from
             all other values: ``steps`` up to its end, none of which is measured; ``bytes`` and
             ``messages`` of a rank for it, over the whole run. None if it did not.

@@ -231,6 +231,7 @@ def choice_lines(row: Row) -> list[str]:
     lines = []
     placement, auto = row.choices.get("placement"), row.choices.get("auto")
     paced, found = row.choices.get("protocol"), row.choices.get("found")
+    experts = row.choices.get("experts")
     if placement:
         lines.append(
             f"{_counted(placement['keys'], 'key')} on "
@@ -250,6 +251,13 @@ def choice_lines(row: Row) -> list[str]:
     if found:
         parameters = ", ".join(f"{k}={v}" for k, v in found.items() if k != "schedule")
         lines.append(f"found by measurement: {found['schedule']}({parameters}).")
+    if experts:
+        share = experts["dropped_share"]
+        dropped = f"{100 * share:.2f} % of the tokens were" if share else "no token was"
+        lines.append(
+            f"{dropped} dropped; the rank whose experts had most had {experts['imbalance']:.2f} "
+            "times the mean."
+        )
     if opening := opening_steps_of(row.strategy.rpartition("/")[2]):
         lines.append(
             f"its first {_counted(opening, 'step')}, in which it searches, calibrates itself or "

@@ -117,7 +117,7 @@ def _train(options: argparse.Namespace) -> None:
         "digest": _digest(workload.model) if strategy.parallelism is None else None,
         "peak_memory": peak,
         "notes": reported_restrictions(),
-        "choices": reported_choices() | _paced_messages(),
+        "choices": reported_choices() | _paced_messages() | training.findings,
         "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
         "torch": torch.__version__,
     }

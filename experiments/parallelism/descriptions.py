@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_MICROBATCHES = 1024
 _MAX_PREFETCH = 64
+_MAX_CAPACITY = 1024
 _DENSE = ("digits", "vgg", "resnet", "gpt", "moe")
 
 
@@ -159,20 +160,48 @@ class OneForwardOneBackward(Pipeline):
     "parallelism",
     "expert",
     "each rank has some experts; tokens travel by all-to-all",
-    "GShard, ICLR 2021",
+    "GShard, ICLR 2021; capacity: Switch Transformer, JMLR 2022; hierarchical: HetuMoE, arXiv "
+    "2203.14685",
     needs=("--workload moe",),
 )
 @dataclass(frozen=True)
 class ExpertParallel(Parallelism):
-    """Each rank has some experts; tokens travel to their expert and back by all-to-all."""
+    """Each rank has some experts; tokens travel to their expert and back by all-to-all.
+
+    Attributes:
+        capacity: An expert takes at most this many times its even share of the tokens of each rank,
+            rounded up; the others are dropped: they pass by the experts. By default it takes all.
+        exchange: ``direct``, a message from each rank to each other, or ``hierarchical``, inside
+            each host and one message between each two hosts.
+        ranks_per_host: For ``hierarchical``: consecutive ranks that count as one host; by default
+            those that have the same host name.
+    """
 
     workloads: ClassVar[tuple[str, ...] | None] = ("moe",)
+
+    capacity: float | None = None
+    exchange: Literal["direct", "hierarchical"] = "direct"
+    ranks_per_host: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.capacity is not None and not 0 < self.capacity <= _MAX_CAPACITY:
+            raise ValueError(f"capacity must be more than 0 and at most {_MAX_CAPACITY}")
+        if self.ranks_per_host is not None and self.ranks_per_host < 1:
+            raise ValueError("ranks_per_host must be at least 1")
+        if self.ranks_per_host is not None and self.exchange != "hierarchical":
+            raise ValueError("ranks_per_host needs exchange=hierarchical")
 
     def split(self, workload: Workload, learning_rate: float) -> SplitTraining:
         """Divides the experts."""
         from ddltrace.experiments.parallelism.expert_parallel import ExpertParallelTraining
 
-        return ExpertParallelTraining(workload, learning_rate)
+        return ExpertParallelTraining(
+            workload,
+            learning_rate,
+            capacity=self.capacity,
+            hierarchical=self.exchange == "hierarchical",
+            ranks_per_host=self.ranks_per_host,
+        )
 
     def check_ranks(self, ranks: int) -> None:
         """Experts are divided evenly."""

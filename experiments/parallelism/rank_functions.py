@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+Send = Callable[[torch.Tensor], torch.Tensor]
+"""Sends rows to other ranks and returns those that come from them."""
 
 
 class _Copied(torch.autograd.Function):
@@ -34,13 +38,13 @@ class _Summed(torch.autograd.Function):
 
 class _Exchanged(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        ctx.sent, ctx.received = sent, received
-        return _all_to_all(rows, sent, received)
+    def forward(ctx: Any, rows: torch.Tensor, send: Send, send_back: Send) -> torch.Tensor:
+        ctx.send_back = send_back
+        return send(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _all_to_all(gradient, ctx.received, ctx.sent), None, None
+        return ctx.send_back(gradient), None, None
 
 
 def copy_to_ranks(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,19 +59,13 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def exchange_rows(rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-    """Sends each rank some rows and receives some of each.
+def exchange_rows(rows: torch.Tensor, send: Send, send_back: Send) -> torch.Tensor:
+    """Sends each rank some rows and receives some of each; their gradients travel back.
 
     Args:
         rows: The rows for rank 0, then the rows for rank 1, and so on.
-        sent: Number of rows to send to each rank.
-        received: Number of rows to receive from each rank.
+        send: Sends them and returns those for this rank, in the same order.
+        send_back: Sends rows like the result to where they came from.
     """
-    result: torch.Tensor = _Exchanged.apply(rows, sent, received)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _all_to_all(rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-    result = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(result, rows.contiguous(), received, sent)
+    result: torch.Tensor = _Exchanged.apply(rows, send, send_back)  # type: ignore[no-untyped-call]
     return result

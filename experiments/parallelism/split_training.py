@@ -20,6 +20,7 @@ class SplitTraining(ABC):
     Attributes:
         workload: The workload; `join` gathers its whole model.
         needs_all_examples: Whether each rank needs the examples of all ranks, in rank order.
+        findings: After `join`: what the results tell of this split, as JSON values by name.
     """
 
     needs_all_examples = False
@@ -32,6 +33,7 @@ class SplitTraining(ABC):
         """
         self.workload = workload
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.findings: dict[str, Any] = {}
 
     @abstractmethod
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:

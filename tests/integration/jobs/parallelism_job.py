@@ -1,5 +1,6 @@
 """Trains a small GPT under several splits. Usage: JOB OUTPUT WORKLOAD:SPEC..."""
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ STEPS = 4
 
 
 def train(workload_name, spec):
-    """The loss of each step, and the parameters at the end on rank 0."""
+    """The loss of each step, the parameters at the end on rank 0, and the split's findings."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     workload = create(workload_name, width=8, batch_size=4, seed=0)
     strategy = parse(spec)
@@ -37,7 +38,7 @@ def train(workload_name, spec):
     dist.all_gather_object(everyone, losses)
     known = [[loss for loss in step if loss is not None] for step in zip(*everyone, strict=True)]
     parameters = torch.cat([p.detach().reshape(-1) for p in workload.model.parameters()])
-    return [sum(step) / len(step) for step in known], parameters
+    return [sum(step) / len(step) for step in known], parameters, training.findings
 
 
 torch.set_num_threads(1)
@@ -48,11 +49,13 @@ for text in sys.argv[2:]:
     workload, _, spec = text.partition(":")
     if workload not in references:
         references[workload] = train(workload, "ddp")
-    losses, parameters = train(workload, spec)
-    expected, own = references[workload]
+    losses, parameters, findings = train(workload, spec)
+    expected, own, _ = references[workload]
     report[text] = {
         "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
         "parameters": float((parameters - own).abs().max()),
+        "digest": hashlib.sha256(parameters.numpy().tobytes()).hexdigest(),
+        "findings": findings,
     }
 if dist.get_rank() == 0:
     Path(sys.argv[1]).write_text(json.dumps(report))

@@ -94,6 +94,30 @@ def test_a_timeline_holds_the_steps_phases_and_messages(run: Run) -> None:
     assert median_step_timeline(replace(run, trace="gone"), SAMPLES) is None
 
 
+def test_tokens_by_expert_are_drawn() -> None:
+    tokens, dropped = [[[5, 1], [2, 4]], [[3, 3], [6, 0]]], [[[2, 0], [0, 1]], [[0, 0], [3, 0]]]
+    experts = {"dropped_share": 0.25, "imbalance": 1.5, "tokens": tokens, "dropped": dropped}
+    runs = [
+        Run("expert:capacity=1", choices={"experts": experts}),
+        Run("expert", choices={"experts": experts | {"dropped_share": 0.0}}),
+        Run("ddp"),
+    ]
+    results = Results(rows=[summarize(run.strategy, [run]) for run in runs])
+    text = render(results, None)
+    assert set(drawn(text)) == {"tokens_by_expert"}
+    assert "25.00 % of the tokens were dropped; the rank whose experts had most had 1.50" in text
+    assert "expert: no token was dropped" in text
+    figure = figures.tokens_by_expert(results)
+    assert figure is not None
+    (cells,) = figure.data
+    names = [f"block {block} · expert {expert}" for block in (0, 1) for expert in (0, 1)]
+    assert list(cells.x) == names
+    rows = [f"{run.strategy} · rank {rank}" for run in runs[:2] for rank in (0, 1)]
+    assert list(cells.y) == rows
+    assert [list(row) for row in cells.z] == 2 * [[5, 1, 3, 3], [2, 4, 6, 0]]
+    assert list(cells.text[0]) == ["5 (2 dropped)", "1", "3", "3"]
+
+
 def test_nothing_is_drawn_of_nothing() -> None:
     empty = Results(rows=[summarize("fifo", [Run("fifo", status="failed", reason="x")])])
     text = render(empty, None)

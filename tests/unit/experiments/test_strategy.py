@@ -51,6 +51,12 @@ def test_parse(spec: str, canonical: str, schedule: object) -> None:
         ("topk+", "a name is missing"),
         ("wfbp:wait=next_update", "must be update or layer"),
         ("ddp:bucket_mb=1e305", "positive number up to"),
+        ("expert:capacity=0", "capacity must be more than 0 and at most 1024"),
+        ("expert:capacity=nan", "capacity must be more than 0"),
+        ("expert:capacity=2000", "capacity must be more than 0"),
+        ("expert:exchange=ring", "must be direct or hierarchical"),
+        ("expert:ranks_per_host=2", "ranks_per_host needs exchange=hierarchical"),
+        ("expert:exchange=hierarchical,ranks_per_host=0", "must be at least 1"),
     ],
 )
 def test_a_bad_spec_says_what_is_wrong(spec: str, complaint: str) -> None:
