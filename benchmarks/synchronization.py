@@ -25,7 +25,11 @@ from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.results_file import read
-from ddltrace.experiments.harness.results_table import clock_cells, distribution_text
+from ddltrace.experiments.harness.results_table import (
+    clock_cells,
+    distribution_text,
+    number_text,
+)
 
 STRAGGLERS: Final = {
     "no straggler": "",
@@ -175,8 +179,8 @@ def _speed(row: Row) -> list[str]:
     return [
         f"`{row.strategy}`",
         text,
-        _number(row.time_to_loss_us, 1e-6, 2),
-        _number(row.train_loss, 1, 4),
+        number_text(row.time_to_loss_us, 1e-6, 2),
+        number_text(row.train_loss, 1, 4),
     ]
 
 
@@ -189,10 +193,6 @@ def _plot(found: Sequence[tuple[Cell, Results]]) -> str:
         for cell, results in found
     }
     return bars("Seconds to the loss", series, "s")
-
-
-def _number(value: float | None, scale: float, digits: int) -> str:
-    return NOT_KNOWN if value is None else f"{value * scale:.{digits}f}"
 
 
 def _parse_options() -> argparse.Namespace:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.analyzer.measures.finding import Prediction
-from ddltrace.tracer.errors import TraceError, UsageError
+from ddltrace.tracer.errors import TraceError, UsageError, is_store_failure
 from ddltrace.tracer.extensions import extension
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def with_predictions(trace: Trace, analysis: Analysis) -> Analysis:
     steps = range(steady[0], steady[-1] + 1)
     try:
         asked = what_if(trace.within(steps), steps)
-    except (TraceError, UsageError):  # no two steps in a row; a damaged calibration
+    except (TraceError, UsageError) as error:  # no two steps in a row; a damaged calibration
+        if is_store_failure(error):
+            raise
         return analysis
     asked.times_codecs = False
     if abs(asked.self_replay_error) > WARN:

@@ -319,18 +319,19 @@ def _costs(row: Row) -> Sequence[str]:
     return (
         printable(label(row)),
         share_text(row.overlap_ratio),
-        _number(row.exposed_us, 1e-3, 2),
-        _number(row.payload_bytes, 1e-6, 3),
-        _number(row.wire_bytes, 1e-6, 3),
-        _number(codec, 1e-3, 2),
-        _number(row.peak_memory_bytes, 1e-6, 0),
-        _number(row.train_loss, 1, 4),
+        number_text(row.exposed_us, 1e-3, 2),
+        number_text(row.payload_bytes, 1e-6, 3),
+        number_text(row.wire_bytes, 1e-6, 3),
+        number_text(codec, 1e-3, 2),
+        number_text(row.peak_memory_bytes, 1e-6, 0),
+        number_text(row.train_loss, 1, 4),
         share_text(row.test_accuracy),
-        _number(row.time_to_loss_us, 1e-6, 2),
+        number_text(row.time_to_loss_us, 1e-6, 2),
     )
 
 
-def _number(value: float | None, scale: float, digits: int) -> str:
+def number_text(value: float | None, scale: float, digits: int) -> str:
+    """A scaled number with some digits after the point; a sign for None."""
     return NOT_KNOWN if value is None else f"{value * scale:.{digits}f}"
 
 

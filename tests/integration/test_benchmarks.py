@@ -48,6 +48,10 @@ TRIALS = {
         "--workload digits --bandwidth 1gbit --strategy ddp --strategy fp16 --hosts 2 --steps 4 "
         "--warmup 1 --repeats 1 --directory FOLDER/e --page FOLDER/page.md"
     ),
+    "experts": (
+        "--bandwidth 1gbit --steps 4 --width 16 --repeats 1 --directory FOLDER/e "
+        "--page FOLDER/page.md"
+    ),
     "injected_faults": "--jobs 1",
     "kineto_import": "FOLDER/rank-0.json.gz --events 3000 --runs 1",
     "large_trace": "--gigabytes 0.01 --seconds 2 --folder FOLDER",

@@ -41,7 +41,9 @@ def test_messages_are_counted_by_clock() -> None:
             "graph": 1,
         }
     notes = notes_of(analysis)
-    assert any(note.startswith("the ends of 2 of 8 messages are from polling") for note in notes)
+    assert any(
+        note.startswith("the ends of 2 of 8 messages were found by polling") for note in notes
+    )
     assert any(note.startswith("2 of 8 messages ran in replays") for note in notes)
 
 

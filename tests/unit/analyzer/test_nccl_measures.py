@@ -198,7 +198,7 @@ def test_a_slow_network_is_told_from_a_slow_gpu(tmp_path: Path) -> None:
     found = measured(tmp_path)
     assert [row.slow for row in found.ranks] == [None, "gpu", "network", None]
     gpu, network = nccl_verdicts(found)
-    assert gpu == "rank 1: what it receives waits 900 ns a step for its GPU, which is late"
+    assert gpu == "rank 1: received data waits 900 ns a step for its GPU, which is late"
     assert network == "rank 2 sends at 20.0 Gbit/s: its network is slow"
 
 

@@ -1,0 +1,124 @@
+"""Compares how tokens travel to their experts, and capacities of experts.
+
+    sudo python benchmarks/experts.py                  # about 10 minutes
+    sudo python benchmarks/experts.py --report-only    # only write the section again
+
+Runs one experiment for each bandwidth on two emulated hosts of two ranks, and writes a section of
+docs/experiments.md. Experiments that are already in the directory are resumed, so that the script
+can be interrupted. Needs root, iproute2 and an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from page_section import PAGE, write_section
+
+from ddltrace.experiments.harness.file_names import RESULTS_FILE
+from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results_file import read
+from ddltrace.experiments.harness.results_table import number_text
+
+HOSTS: Final = 2
+RANKS_PER_HOST: Final = 2
+STRATEGIES: Final = (
+    "ddp",
+    "expert",
+    "expert:exchange=hierarchical",
+    "expert:capacity=2",
+    "expert:capacity=1.25",
+    "expert:capacity=1",
+)
+
+
+def main() -> None:
+    """Runs the missing experiments and writes the section."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bandwidth", nargs="+", default=["100mbit", "1gbit"])
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--directory", type=Path, default=Path("experts-benchmark"))
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--report-only", action="store_true")
+    options = parser.parse_args()
+    parts = []
+    for bandwidth in options.bandwidth:
+        directory = options.directory / bandwidth
+        if not options.report_only:
+            _run(directory, bandwidth, options)
+        results = read(directory / RESULTS_FILE)
+        parts += [] if parts else [_head(results)]
+        parts.append(_table(bandwidth, results))
+    write_section("experts", "\n\n".join(parts), options.page)
+    print(f"wrote {options.page}")
+
+
+def _run(directory: Path, bandwidth: str, options: argparse.Namespace) -> None:
+    command = [sys.executable, "-m", "ddltrace", "experiment"]
+    if (directory / RESULTS_FILE).is_file():
+        command += ["resume", str(directory)]
+    else:
+        command += ["run", "-o", str(directory), "--workload", "moe", "--bandwidth", bandwidth]
+        command += ["--hosts", str(HOSTS), "--ranks-per-host", str(RANKS_PER_HOST)]
+        command += ["--width", str(options.width), "--steps", str(options.steps)]
+        command += ["--repeats", str(options.repeats)]
+        for strategy in STRATEGIES:
+            command += ["--strategy", strategy]
+    print(f"== {bandwidth}", flush=True)
+    # If a strategy failed, its row says so and the exit status is 1.
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    if done.returncode not in (0, 1):
+        sys.exit(done.returncode)
+
+
+def _head(results: Results) -> str:
+    settings = results.settings
+    return "\n\n".join(
+        (
+            "## Experts",
+            f"`benchmarks/experts.py` with ddltrace {settings.get('ddltrace')} and torch "
+            f"{settings.get('torch')}: workload `moe` of width {settings.get('width')}, "
+            f"{HOSTS} emulated hosts of {RANKS_PER_HOST} ranks on {settings.get('cpus')} cores, "
+            f"{settings.get('steps')} steps, {settings.get('repeats')} rounds in turns; step times "
+            "are medians over all rounds. Dropped: tokens over a capacity. Imbalance: tokens of "
+            "the rank whose experts had most, over the mean of the ranks. The "
+            "[guide](experiment-guide.md#experts) explains the parameters.",
+        )
+    )
+
+
+def _table(bandwidth: str, results: Results) -> str:
+    lines = [
+        f"### {bandwidth.replace('mbit', ' Mbit/s').replace('gbit', ' Gbit/s')} between hosts",
+        "",
+        "| strategy | step ms | messages a step | MB a step | loss | dropped | imbalance |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in results.rows:
+        experts = row.choices.get("experts") or {}
+        dropped = experts.get("dropped_share")
+        cells = (
+            f"`{row.strategy}`",
+            number_text(row.step_us_p50, 1e-3, 1),
+            number_text(row.messages, 1, 1),
+            number_text(row.payload_bytes, 1e-6, 3),
+            number_text(row.train_loss, 1, 3),
+            number_text(dropped, 100, 1) + ("" if dropped is None else " %"),
+            number_text(experts.get("imbalance"), 1, 2),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    failed = [
+        f"- `{row.strategy}` {row.status}: {row.reason}" for row in results.rows if not row.is_sound
+    ]
+    return "\n".join([*lines, *(["", *failed] if failed else [])])
+
+
+if __name__ == "__main__":
+    main()
