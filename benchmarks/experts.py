@@ -19,7 +19,7 @@ from typing import Final
 from page_section import PAGE, write_section
 
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.results_file import read
 from ddltrace.experiments.harness.results_table import number_text
 
@@ -86,9 +86,9 @@ def _head(results: Results) -> str:
             f"`benchmarks/experts.py` with ddltrace {settings.get('ddltrace')} and torch "
             f"{settings.get('torch')}: workload `moe` of width {settings.get('width')}, "
             f"{HOSTS} emulated hosts of {RANKS_PER_HOST} ranks on {settings.get('cpus')} cores, "
-            f"{settings.get('steps')} steps, {settings.get('repeats')} rounds in turns; step times "
-            "are medians over all rounds. Dropped: tokens over a capacity. Imbalance: tokens of "
-            "the rank whose experts had most, over the mean of the ranks. The "
+            f"{settings.get('steps')} steps, rounds in turns: "
+            f"{settings.get('repeats')}; times of a step with their 95 % intervals over the rounds. Dropped: tokens over a capacity. "
+            "Imbalance: tokens of the rank whose experts had most, over the mean of the ranks. The "
             "[guide](experiment-guide.md#experts) explains the parameters.",
         )
     )
@@ -106,7 +106,7 @@ def _table(bandwidth: str, results: Results) -> str:
         dropped = experts.get("dropped_share")
         cells = (
             f"`{row.strategy}`",
-            number_text(row.step_us_p50, 1e-3, 1),
+            _step(row),
             number_text(row.messages, 1, 1),
             number_text(row.payload_bytes, 1e-6, 3),
             number_text(row.train_loss, 1, 3),
@@ -118,6 +118,15 @@ def _table(bandwidth: str, results: Results) -> str:
         f"- `{row.strategy}` {row.status}: {row.reason}" for row in results.rows if not row.is_sound
     ]
     return "\n".join([*lines, *(["", *failed] if failed else [])])
+
+
+def _step(row: Row) -> str:
+    time = row.step_time
+    if time is None:
+        return row.status
+    if time.low_us is None or time.high_us is None:
+        return f"{time.us / 1e3:.1f}"
+    return f"{time.us / 1e3:.1f} [{time.low_us / 1e3:.1f}, {time.high_us / 1e3:.1f}]"
 
 
 if __name__ == "__main__":
