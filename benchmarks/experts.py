@@ -80,17 +80,15 @@ def _run(directory: Path, bandwidth: str, options: argparse.Namespace) -> None:
 
 def _head(results: Results) -> str:
     settings = results.settings
-    return "\n\n".join(
-        (
-            "## Experts",
-            f"`benchmarks/experts.py` with ddltrace {settings.get('ddltrace')} and torch "
-            f"{settings.get('torch')}: workload `moe` of width {settings.get('width')}, "
-            f"{HOSTS} emulated hosts of {RANKS_PER_HOST} ranks on {settings.get('cpus')} cores, "
-            f"{settings.get('steps')} steps, rounds in turns: "
-            f"{settings.get('repeats')}; times of a step with their 95 % intervals over the rounds. Dropped: tokens over a capacity. "
-            "Imbalance: tokens of the rank whose experts had most, over the mean of the ranks. The "
-            "[guide](experiment-guide.md#experts) explains the parameters.",
-        )
+    return (
+        "## Experts\n\n"
+        f"`benchmarks/experts.py` with ddltrace {settings.get('ddltrace')} and torch "
+        f"{settings.get('torch')}: workload `moe` of width {settings.get('width')}, "
+        f"{HOSTS} emulated hosts of {RANKS_PER_HOST} ranks on {settings.get('cpus')} cores, "
+        f"{settings.get('steps')} steps, rounds in turns: {settings.get('repeats')}; times of a "
+        "step with their 95 % intervals over the rounds. Dropped: tokens over a capacity. "
+        "Imbalance: tokens of the rank whose experts had most, over the mean of the ranks. The "
+        "[guide](experiment-guide.md#experts) explains the parameters."
     )
 
 
