@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 import html
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from experiment_runs import run_or_resume, step_text
 from page_section import sections
 from svg_plots import Bar, bars
 
@@ -92,25 +92,19 @@ def _run(
     strategies: Sequence[str],
     options: argparse.Namespace,
 ) -> None:
-    command = [sys.executable, "-m", "ddltrace", "experiment"]
     if (directory / RESULTS_FILE).is_file():
         _extend(directory, strategies, options.rerun_above)
-        command += ["resume", str(directory)]
-    else:
-        command += ["run", "-o", str(directory), "--workload", workload]
-        command += ["--hosts", str(options.hosts), "--bandwidth", bandwidth]
-        command += ["--steps", str(options.steps), "--warmup", str(options.warmup)]
-        command += ["--repeats", str(options.repeats), "--timeout", str(options.timeout)]
-        command += ["--target-loss", str(TARGETS.get(workload, 1.0))]
-        if options.pace is not None:
-            command += ["--pace", options.pace]
-        for strategy in strategies:
-            command += ["--strategy", strategy]
-    print(f"== {workload} at {bandwidth}", flush=True)
-    # A strategy that failed is a row that says so, and the exit status 1.
-    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-    if done.returncode not in (0, 1):
-        sys.exit(done.returncode)
+    cluster = ["--hosts", str(options.hosts), "--bandwidth", bandwidth]
+    steps = ["--steps", str(options.steps), "--warmup", str(options.warmup)]
+    rounds = ["--repeats", str(options.repeats), "--timeout", str(options.timeout)]
+    rounds += ["--target-loss", str(TARGETS.get(workload, 1.0))]
+    pace = [] if options.pace is None else ["--pace", options.pace]
+    run_or_resume(
+        f"{workload} at {bandwidth}",
+        directory,
+        ["--workload", workload, *cluster, *steps, *rounds, *pace],
+        strategies,
+    )
 
 
 def _extend(directory: Path, strategies: Sequence[str], most_other_cores: float | None) -> None:
@@ -209,19 +203,10 @@ def _table(cell: Cell) -> str:
             wins = found.verdict == "faster" and losses is not None and losses.verdict == "reached"
             speed = f"**{speed}**" if wins else speed
             speed += " ~" if found.verdict == "noise" else ""
-        lines.append(f"| {name} | {_step(row)} | {speed} | {' | '.join(_costs(row))} |")
+        lines.append(f"| {name} | {step_text(row)} | {speed} | {' | '.join(_costs(row))} |")
         if not row.is_sound:
             troubles.append(f"- `{row.strategy}` {row.status}: {html.escape(str(row.reason))}")
     return "\n".join([*lines, *(["", *troubles] if troubles else [])])
-
-
-def _step(row: Row) -> str:
-    time = row.step_time
-    if time is None:
-        return row.status
-    if time.low_us is None or time.high_us is None:
-        return f"{time.us / 1e3:.1f}"
-    return f"{time.us / 1e3:.1f} [{time.low_us / 1e3:.1f}, {time.high_us / 1e3:.1f}]"
 
 
 def _costs(row: Row) -> list[str]:

@@ -11,15 +11,14 @@ can be interrupted. Needs root, iproute2 and an otherwise idle machine.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
+from experiment_runs import run_or_resume, step_text
 from page_section import PAGE, write_section
 
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import read
 from ddltrace.experiments.harness.results_table import number_text
 
@@ -61,21 +60,15 @@ def main() -> None:
 
 
 def _run(directory: Path, bandwidth: str, options: argparse.Namespace) -> None:
-    command = [sys.executable, "-m", "ddltrace", "experiment"]
-    if (directory / RESULTS_FILE).is_file():
-        command += ["resume", str(directory)]
-    else:
-        command += ["run", "-o", str(directory), "--workload", "moe", "--bandwidth", bandwidth]
-        command += ["--hosts", str(HOSTS), "--ranks-per-host", str(RANKS_PER_HOST)]
-        command += ["--width", str(options.width), "--steps", str(options.steps)]
-        command += ["--repeats", str(options.repeats)]
-        for strategy in STRATEGIES:
-            command += ["--strategy", strategy]
-    print(f"== {bandwidth}", flush=True)
-    # If a strategy failed, its row says so and the exit status is 1.
-    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-    if done.returncode not in (0, 1):
-        sys.exit(done.returncode)
+    cluster = ["--hosts", str(HOSTS), "--ranks-per-host", str(RANKS_PER_HOST)]
+    sizes = ["--width", str(options.width), "--steps", str(options.steps)]
+    rounds = ["--repeats", str(options.repeats)]
+    run_or_resume(
+        bandwidth,
+        directory,
+        ["--workload", "moe", "--bandwidth", bandwidth, *cluster, *sizes, *rounds],
+        STRATEGIES,
+    )
 
 
 def _head(results: Results) -> str:
@@ -104,7 +97,7 @@ def _table(bandwidth: str, results: Results) -> str:
         dropped = experts.get("dropped_share")
         cells = (
             f"`{row.strategy}`",
-            _step(row),
+            step_text(row),
             number_text(row.messages, 1, 1),
             number_text(row.payload_bytes, 1e-6, 3),
             number_text(row.train_loss, 1, 3),
@@ -116,15 +109,6 @@ def _table(bandwidth: str, results: Results) -> str:
         f"- `{row.strategy}` {row.status}: {row.reason}" for row in results.rows if not row.is_sound
     ]
     return "\n".join([*lines, *(["", *failed] if failed else [])])
-
-
-def _step(row: Row) -> str:
-    time = row.step_time
-    if time is None:
-        return row.status
-    if time.low_us is None or time.high_us is None:
-        return f"{time.us / 1e3:.1f}"
-    return f"{time.us / 1e3:.1f} [{time.low_us / 1e3:.1f}, {time.high_us / 1e3:.1f}]"
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ Use an otherwise idle machine: ranks and servers share its processors.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from experiment_runs import run_or_resume, step_text
 from page_section import PAGE, write_image, write_section
 from svg_plots import Bar, bars
 
@@ -83,22 +83,15 @@ def main() -> None:
 
 
 def _run(cell: Cell, options: argparse.Namespace) -> None:
-    directory = options.directory / cell.name
-    command = [sys.executable, "-m", "ddltrace", "experiment"]
-    if (directory / RESULTS_FILE).is_file():
-        command += ["resume", str(directory)]
-    else:
-        command += ["run", "-o", str(directory), "--repeats", str(options.repeats)]
-        command += ["--workload", "digits", "--ranks", "4", "--width", str(options.width)]
-        command += ["--steps", str(options.steps), "--target-loss", str(options.target_loss)]
-        command += ["--slow", cell.slow] if cell.slow else []
-        for strategy in options.strategy or RULES:
-            command += ["--strategy", strategy]
-    print(f"== {cell.title}", flush=True)
-    # If a strategy failed, its row says so and the exit status is 1.
-    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-    if done.returncode not in (0, 1):
-        sys.exit(done.returncode)
+    sizes = ["--ranks", "4", "--width", str(options.width), "--steps", str(options.steps)]
+    rounds = ["--repeats", str(options.repeats), "--target-loss", str(options.target_loss)]
+    slow = ["--slow", cell.slow] if cell.slow else []
+    run_or_resume(
+        cell.title,
+        options.directory / cell.name,
+        ["--workload", "digits", *sizes, *rounds, *slow],
+        options.strategy or RULES,
+    )
 
 
 def _section(found: Sequence[tuple[Cell, Results]], page: Path) -> str:
@@ -170,15 +163,9 @@ def _conclusion(results: Results) -> str:
 
 
 def _speed(row: Row) -> list[str]:
-    time = row.step_time
-    text = row.status
-    if time is not None:
-        text = f"{time.us / 1e3:.2f}"
-        if time.low_us is not None and time.high_us is not None:
-            text += f" [{time.low_us / 1e3:.2f}, {time.high_us / 1e3:.2f}]"
     return [
         f"`{row.strategy}`",
-        text,
+        step_text(row, 2),
         number_text(row.time_to_loss_us, 1e-6, 2),
         number_text(row.train_loss, 1, 4),
     ]

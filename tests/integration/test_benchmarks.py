@@ -18,6 +18,7 @@ RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 MODULES = {
     "codec_messages",
+    "experiment_runs",
     "measured_files",
     "page_section",
     "simulated_ranks",

@@ -1,0 +1,47 @@
+"""Runs the experiments of which scripts write tables, and the cells of step times in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddltrace.experiments.harness.file_names import RESULTS_FILE
+from ddltrace.experiments.harness.results import Row
+
+
+def run_or_resume(
+    title: str, directory: Path, options: Sequence[str], strategies: Sequence[str]
+) -> None:
+    """Runs an experiment; one that is in the directory already is resumed with its own settings.
+
+    Args:
+        title: Printed before.
+        directory: Of its results.
+        options: Those of a new experiment.
+        strategies: Its strategies.
+    """
+    command = [sys.executable, "-m", "ddltrace", "experiment"]
+    if (directory / RESULTS_FILE).is_file():
+        command += ["resume", str(directory)]
+    else:
+        command += ["run", "-o", str(directory), *options]
+        for strategy in strategies:
+            command += ["--strategy", strategy]
+    print(f"== {title}", flush=True)
+    # If a strategy failed, its row says so and the exit status is 1.
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    if done.returncode not in (0, 1):
+        sys.exit(done.returncode)
+
+
+def step_text(row: Row, digits: int = 1) -> str:
+    """The time of a step with its interval, ms; the row's status if there is none."""
+    time = row.step_time
+    if time is None:
+        return row.status
+    text = f"{time.us / 1e3:.{digits}f}"
+    if time.low_us is not None and time.high_us is not None:
+        text += f" [{time.low_us / 1e3:.{digits}f}, {time.high_us / 1e3:.{digits}f}]"
+    return text
