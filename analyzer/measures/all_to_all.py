@@ -225,6 +225,7 @@ def _both(former: dict[_Key, _Sums], later: dict[_Key, _Sums]) -> dict[_Key, _Su
         if one is None:
             merged[group] = sums
             continue
+        sent = [each.sent for each in (one, sums) if each.sent is not None]
         merged[group] = _Sums(
             {rank: one.received[rank] + sums.received[rank] for rank in one.received},
             one.count + sums.count,
@@ -234,11 +235,7 @@ def _both(former: dict[_Key, _Sums], later: dict[_Key, _Sums]) -> dict[_Key, _Su
             one.transfer_ns + sums.transfer_ns,
             one.lost_ns + sums.lost_ns,
             one.sized + sums.sized,
-            sums.sent
-            if one.sent is None
-            else one.sent
-            if sums.sent is None
-            else one.sent + sums.sent,
+            np.sum(sent, axis=0) if sent else None,
         )
     return merged
 

@@ -315,7 +315,7 @@ def where_text(analysis: Analysis) -> str:
         if not known:
             return f"{none}; of the traced time: {_in_flight(analysis)}."
         said = _listed(known)
-        return f"{none}. On average, a rank spends of the traced time: {said}."
+        return f"{none}. A rank spends, on average, these shares of the traced time: {said}."
     shares_of_path = sorted(path_shares(analysis).items(), key=lambda item: -item[1])
     names = dict(_NAMES)
     if any(map(_is_stop, analysis.critical_path)):
@@ -511,6 +511,6 @@ def predicted_text(finding: Finding) -> str:
     return " ".join(
         f"A replay of the last steps predicts {time_text(each.step_us)} a step with "
         f"{each.strategy} (90 % interval: {time_text(each.low_us)} to {time_text(each.high_us)}), "
-        f"and {time_text(each.baseline_us)} as they are."
+        f"compared with {time_text(each.baseline_us)} as recorded."
         for each in finding.predicted
     )
