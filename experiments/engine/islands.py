@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ddltrace.experiments.engine.create_exchange import create_message_exchange
-from ddltrace.experiments.engine.deferred_update import DeferredUpdate
+from ddltrace.experiments.engine.pending_averages import PendingAverages
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.update_control import UpdateControl, before_step
 from ddltrace.experiments.frequency.frequency import StepContext, StepPolicy
@@ -165,7 +165,7 @@ class _Model:
                 keeps_residuals=strategy.feedback is not None,
             )
         )
-        self.gradients = _ReducedByFsdp()
+        self.gradients = _ReducedByFsdp(strategy.spec)
         self.updates = UpdateControl(
             strategy.spec,
             [parameter for _, parameter in parameters],  # type: ignore[misc]
@@ -187,26 +187,16 @@ class _Model:
 class _ReducedByFsdp:
     """What an update has to know of gradients that FSDP has reduced already."""
 
-    waits_by_layer: Final = False
+    waits_by_layer = False
     passes_with_gradients = 1  # FSDP reduces the gradients of all passes
 
-    def __init__(self) -> None:
+    def __init__(self, spec: str) -> None:
         self.backward_passes = 0
+        self.pending = PendingAverages([], spec)
 
     def left_behind(self) -> str:
         """Nothing."""
         return ""
-
-    def defer(self, update: DeferredUpdate) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """Nothing is in flight."""
-        del update
-        return []
-
-    def show(self) -> None:
-        """Gradients are never taken away."""
-
-    def settle(self) -> None:
-        """Nothing is in flight."""
 
     def take_momentum(self, momentum: float) -> None:
         """No codec encodes gradients."""

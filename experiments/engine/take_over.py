@@ -331,7 +331,7 @@ class _ReducerStandIn:
 
     def prepare_for_forward(self) -> None:
         """The backward pass of the forward pass that begins synchronizes gradients."""
-        self._exchange.begin_forward()
+        self._exchange.pending.begin_forward()
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """The next backward pass synchronizes gradients."""

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 from ddltrace.experiments.engine import checkpoint_state
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate, update_by_rule
 from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
+from ddltrace.experiments.engine.pending_averages import PendingAverages
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.frequency import EveryStep, StepPolicy
 from ddltrace.experiments.observation.notes import report_restriction
@@ -32,30 +33,17 @@ class GradientExchange(Protocol):
     Attributes:
         backward_passes: Backward passes that have begun.
         passes_with_gradients: Those that have left gradients.
+        pending: The averages that are in flight after backward.
+        waits_by_layer: Whether updates are deferred to each layer's next forward.
     """
 
     backward_passes: int
     passes_with_gradients: int
-
-    @property
-    def waits_by_layer(self) -> bool:
-        """Whether updates are deferred to each layer's next forward."""
-        ...
+    pending: PendingAverages
+    waits_by_layer: bool
 
     def left_behind(self) -> str:
         """Which gradients were not exchanged, and why; empty if none."""
-        ...
-
-    def defer(self, update: DeferredUpdate) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """Takes gradients in flight from an optimizer that steps now."""
-        ...
-
-    def show(self) -> None:
-        """Lets the job read them again."""
-        ...
-
-    def settle(self) -> None:
-        """Waits for pending messages and stores their averages."""
         ...
 
     def take_momentum(self, momentum: float) -> None:
@@ -223,7 +211,7 @@ class UpdateControl:
             update = self._deferred.get(optimizer)
             if update is None:
                 update = self._deferred[optimizer] = DeferredUpdate(optimizer, self._rule)
-            self._hidden += self._exchange.defer(update)
+            self._hidden += self._exchange.pending.defer(update)
         if self._rule is not None:
             update_by_rule(self._rule, optimizer)
             self._hide(optimizer)
@@ -233,7 +221,7 @@ class UpdateControl:
         for parameter, gradient in self._hidden:
             set_gradient(parameter, gradient)
         self._hidden.clear()
-        self._exchange.show()
+        self._exchange.pending.show()
         for group, momentum in self._momenta:
             group["momentum"] = momentum
         self._momenta.clear()
@@ -247,7 +235,7 @@ class UpdateControl:
 
     def settle(self) -> None:
         """Waits for pending messages and applies them."""
-        self._exchange.settle()
+        self._exchange.pending.settle()
         self._policy.settle()
 
     def end(self) -> None:
