@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,32 @@ def run_or_resume(
     done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
     if done.returncode not in (0, 1):
         sys.exit(done.returncode)
+
+
+def verify(
+    directory: Path, options: Sequence[str], strategies: Sequence[str], ledger: Path
+) -> bool:
+    """Predicts strategies, writes the predictions down, and runs the strategies.
+
+    Args:
+        directory: Of the runs; what is there is removed.
+        options: Those of ``ddltrace experiment verify`` that say what is run.
+        strategies: The strategies.
+        ledger: Gets the predictions and what was measured.
+
+    Returns:
+        Whether it was measured.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "ddltrace", "experiment", "verify", *options]
+    command += ["--ledger", str(ledger), "-o", str(directory)]
+    command += [part for spec in strategies for part in ("--strategy", spec)]
+    print(f"== {directory.name}", flush=True)
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        print(f"not measured, exit status {status}", file=sys.stderr)
+    return not status
 
 
 def step_text(row: Row, digits: int = 1) -> str:

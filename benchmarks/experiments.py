@@ -1,139 +1,136 @@
 """Compares the techniques of the catalogue on four emulated hosts at three bandwidths.
 
-    sudo python benchmarks/experiments.py              # the small matrix
-    sudo python benchmarks/experiments.py --full       # the whole catalogue, five rounds
+    sudo python benchmarks/experiments.py --minutes 100       goes on where it stopped
+    sudo python benchmarks/experiments.py --report-only
 
-Runs one experiment for each workload and bandwidth, then writes docs/experiments.md with its
-plots. Experiments that are already in the directory are resumed, so that it can be interrupted,
-and get the strategies that they lack. With `--rerun-above CORES`, runs beside which other processes
-kept more cores busy are made again.
-What people wrote into docs/experiments.md between its two marks is kept, and so are the sections of
-the other scripts. Needs root, iproute2 and an otherwise idle machine.
+Each case is a workload at a bandwidth: `ddltrace experiment verify` predicts its strategies from a
+run of DDP, writes the predictions into the ledger, and runs all of them in rounds. What was
+measured stays in benchmarks/results/, one file for each case; a case that has one is not run again.
+Then docs/experiments.md is written with its plots. What people wrote there between its two marks is
+kept, and so are the sections of the other scripts. Needs root, iproute2 and an otherwise idle
+machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import html
 import os
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from experiment_runs import run_or_resume, step_text
+from experiment_runs import step_text, verify
 from page_section import sections
 from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
-from ddltrace.experiments import workloads
+from ddltrace.experiments import ledger, workloads
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Results, Row, Run
-from ddltrace.experiments.harness.results_file import read, write
-from ddltrace.experiments.strategy.catalogue import techniques
+from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results_file import read
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.spec import parse
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORKLOADS: Final = ("vgg", "resnet", "gpt")
 BANDWIDTHS: Final = ("100mbit", "400mbit", "1gbit")
-SMALL: Final = (
-    "ddp",
-    "ddp:bucket_mb=0.5",
-    "fifo",
-    "wfbp",
-    "p3",
-    "bf16",
-    "int8",
-    "topk:density=0.01+feedback",
+STRATEGIES: Final = (
+    *("ddp", "ddp:bucket_mb=0.25", "ddp:bucket_mb=0.5"),
+    *("fifo", "wfbp", "p3", "bytescheduler", "tictac", "poseidon", "mgwfbp", "fusion", "odsgd"),
+    *("fp16", "bf16", "int8", "fp8", "int4", "thc", "qsgd", "ternary", "signsgd"),
+    *("onebit+feedback", "doublesqueeze", "topk:density=0.01+feedback", "dgc"),
+    *("randomk:density=0.05+feedback", "powersgd:rank=4+feedback"),
+    *("accumulate:steps=4", "localsgd:period=4", "postlocalsgd:period=4,start=6"),
+    *("diloco:period=8", "streaming_diloco:fragments=4,period=8", "noloco:period=8"),
+    *("demo", "dion", "lars", "lamb", "muon"),
+    *("fsdp", "fsdp:prefetch=2", "fsdp:reduce=fp8,gather=int8", "qwz", "qgz"),
 )
-TARGETS: Final = {"vgg": 2.0, "resnet": 1.0, "gpt": 3.0}
-"""Training losses that every lossless strategy reaches within the small matrix's steps."""
+"""Every technique by itself, and several sizes of DDP's buckets as the baseline to beat.
+
+`best_buckets` is DDP with the size that its search finds; the search takes 38 steps, as many as all
+rows would take besides."""
 
 BEGIN: Final = "<!-- findings: written by hand, kept by benchmarks/experiments.py -->"
 END: Final = "<!-- end of findings -->"
-_NEEDS_BASE: Final = {"feedback": "topk:density=0.01+feedback", "doublesqueeze": "doublesqueeze"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment of the matrix."""
+    """One experiment of the matrix.
+
+    Attributes:
+        workload: Its workload.
+        bandwidth: Of each host's link.
+        results: What was measured.
+        predicted: The answer of each strategy's prediction, as in the ledger.
+    """
 
     workload: str
     bandwidth: str
     results: Results
+    predicted: Mapping[str, Mapping[str, Any]]
 
 
 def main() -> None:
     """Runs missing experiments and writes the page."""
     options = _parse_options()
-    strategies = options.strategy or (_catalogue() if options.full else list(SMALL))
+    until = time.monotonic() + options.minutes * 60
+    options.results.mkdir(exist_ok=True)
     cells = []
     for workload in options.workload or WORKLOADS:
         for bandwidth in options.bandwidth or BANDWIDTHS:
-            directory = options.directory / f"{workload}-{bandwidth}"
-            if not options.report_only:
-                kinds = [workloads.WORKLOADS[workload].optimizer]
-                fit = [s for s in strategies if refused_optimizer(parse(s), kinds) is None]
-                _run(directory, workload, bandwidth, fit, options)
-            if (directory / RESULTS_FILE).is_file():
-                cells.append(Cell(workload, bandwidth, read(directory / RESULTS_FILE)))
+            name = f"{workload}-{bandwidth}"
+            kept = options.results / f"{name}.json.gz"
+            if not (kept.exists() or options.report_only or time.monotonic() > until):
+                _run(options.directory / name, workload, bandwidth, kept, options)
+            if kept.exists():
+                predicted = _predicted(options.ledger, name)
+                cells.append(Cell(workload, bandwidth, _unpacked(kept), predicted))
     if not cells:
-        sys.exit(f"there is no experiment in {options.directory}")
+        sys.exit(f"there is no experiment in {options.results}")
     _write_page(cells, options.page)
     print(f"wrote {options.page}")
 
 
 def _run(
-    directory: Path,
-    workload: str,
-    bandwidth: str,
-    strategies: Sequence[str],
-    options: argparse.Namespace,
+    directory: Path, workload: str, bandwidth: str, kept: Path, options: argparse.Namespace
 ) -> None:
-    if (directory / RESULTS_FILE).is_file():
-        _extend(directory, strategies, options.rerun_above)
-    cluster = ["--hosts", str(options.hosts), "--bandwidth", bandwidth]
-    steps = ["--steps", str(options.steps), "--warmup", str(options.warmup)]
-    rounds = ["--repeats", str(options.repeats), "--timeout", str(options.timeout)]
-    rounds += ["--target-loss", str(TARGETS.get(workload, 1.0))]
-    pace = [] if options.pace is None else ["--pace", options.pace]
-    run_or_resume(
-        f"{workload} at {bandwidth}",
-        directory,
-        ["--workload", workload, *cluster, *steps, *rounds, *pace],
-        strategies,
-    )
-
-
-def _extend(directory: Path, strategies: Sequence[str], most_other_cores: float | None) -> None:
-    """Adds strategies to an experiment, and takes out the runs of a busy machine."""
-    results = read(directory / RESULTS_FILE)
-    specs = [parse(spec).spec for spec in strategies]
-    settings = results.settings
-    settings["strategies"] = list(dict.fromkeys([*settings["strategies"], *specs]))
-    if most_other_cores is not None:
-        results.rows = [
-            replace(row, runs=[run for run in row.runs if _was_quiet(run, most_other_cores)])
-            for row in results.rows
-        ]
-    write(results, directory)
-
-
-def _was_quiet(run: Run, most_other_cores: float) -> bool:
-    return run.other_cores is not None and run.other_cores <= most_other_cores
-
-
-def _catalogue() -> list[str]:
-    """Every technique by itself, after DDP with several buckets as the baseline to beat."""
-    singles = [
-        _NEEDS_BASE.get(entry.name, entry.name)
-        for entry in techniques()
-        if entry.build is not None and entry.axis in ("frequency", "volume", "order", "optimizer")
+    kinds = [workloads.WORKLOADS[workload].optimizer]
+    fit = [
+        spec
+        for spec in options.strategy or STRATEGIES
+        if refused_optimizer(parse(spec), kinds) is None
     ]
-    buckets = ["ddp", "ddp:bucket_mb=0.25", "ddp:bucket_mb=1", "ddp:bucket_mb=4"]
-    return list(dict.fromkeys([*buckets, *singles]))
+    cluster = ["--hosts", str(options.hosts), "--bandwidth", bandwidth]
+    rounds = ["--steps", str(options.steps), "--repeats", str(options.repeats)]
+    if verify(directory, ["--workload", workload, *cluster, *rounds], fit, options.ledger):
+        file = directory / "runs" / RESULTS_FILE
+        with file.open("rb") as measured, gzip.open(kept, "wb") as packed:
+            shutil.copyfileobj(measured, packed)
+
+
+def _unpacked(kept: Path) -> Results:
+    with tempfile.TemporaryDirectory() as folder, gzip.open(kept) as packed:
+        file = Path(folder) / RESULTS_FILE
+        file.write_bytes(packed.read())
+        return read(file)
+
+
+def _predicted(path: Path, name: str) -> dict[str, dict[str, Any]]:
+    """The latest prediction of each strategy of a case, by the folder of its trace."""
+    return {
+        pair.prediction["answer"]["question"]["strategy"]: pair.prediction["answer"]
+        for pair in ledger.pairs(ledger.read(path))
+        if Path(pair.prediction["trace"]).parents[1].name == name
+        and "hosts" not in pair.prediction["answer"]["question"]
+    }
 
 
 def _write_page(cells: Sequence[Cell], page: Path) -> None:
@@ -158,18 +155,20 @@ def _heading(cells: Sequence[Cell]) -> str:
         if rounds != 1
         else "intervals over the steps of one run: another run may differ by more"
     )
-    pace = f", paced by {settings['pace']}" if settings.get("pace") else ""
     return f"""# Which technique wins where
 
 Made by `benchmarks/experiments.py` with ddltrace {settings.get("ddltrace")} and torch
 {settings.get("torch")} on a machine with {settings.get("cpus")} cores: {settings.get("ranks")}
-ranks, each on an emulated host of its own{pace}; {settings.get("steps")} steps, of which the first
+ranks, each on an emulated host of its own; {settings.get("steps")} steps, of which the first
 {settings.get("warmup")} are not measured; {interval}.
 
 Every row trains the same model on the same data; [how to read the columns](experiment-guide.md).
-*Tuned DDP* is the fastest DDP row of its table. **Bold**: faster than tuned DDP, not by the
-noise, and with its loss reached. `~`: the interval of the speed-up contains 1, or is of one run.
-*Other cores*: cores that other processes kept busy during the run, the most over rounds."""
+*Tuned DDP* is the fastest DDP row of its table. `~`: not decided, because the interval of the
+speed-up contains 1, or is of one run. *Predicted*: by `ddltrace whatif` from a run of DDP before
+these runs, with its 90 % interval; a star marks a measured time outside of it. *Loss* and
+*accuracy* are those after these few steps: they do not say how well a technique learns
+([accuracy](#accuracy-of-lossy-techniques)). *Other cores*: cores that other processes kept busy
+during the run, the most over rounds. The results of all runs: `benchmarks/results/`."""
 
 
 def _findings(page: Path) -> str:
@@ -189,24 +188,31 @@ def _table(cell: Cell) -> str:
         "",
         html.escape(results.headline(), quote=False),
         "",
-        "| strategy | step ms | against tuned DDP | overlapped | wire MB | codec ms | loss | "
-        "accuracy | s to loss | other cores |",
+        "| strategy | step ms | predicted ms | against tuned DDP | overlapped | wire MB | codec ms "
+        "| loss | accuracy | other cores |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     troubles = []
     for row, compared in results.compared():
-        found, losses = compared.speedup_tuned_ddp, compared.loss_difference
-        name = f"`{row.strategy}`" + (" (paced)" if row.paced else "")
+        found = compared.speedup_tuned_ddp
         speed = "1" if row is tuned else NOT_KNOWN
         if found is not None:
             speed = f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
-            wins = found.verdict == "faster" and losses is not None and losses.verdict == "reached"
-            speed = f"**{speed}**" if wins else speed
             speed += " ~" if found.verdict == "noise" else ""
-        lines.append(f"| {name} | {step_text(row)} | {speed} | {' | '.join(_costs(row))} |")
+        predicted = _prediction_text(cell.predicted.get(row.strategy), row)
+        cells = [f"`{row.strategy}`", step_text(row), predicted, speed, *_costs(row)]
+        lines.append(f"| {' | '.join(cells)} |")
         if not row.is_sound:
             troubles.append(f"- `{row.strategy}` {row.status}: {html.escape(str(row.reason))}")
     return "\n".join([*lines, *(["", *troubles] if troubles else [])])
+
+
+def _prediction_text(answer: Mapping[str, Any] | None, row: Row) -> str:
+    if answer is None or answer["refused"] is not None:
+        return NOT_KNOWN
+    step, low, high = (answer[key] / 1e3 for key in ("step_us", "low_us", "high_us"))
+    outside = row.step_time is not None and not low <= row.step_time.us / 1e3 <= high
+    return f"{step:.1f} [{low:.1f}, {high:.1f}]{' *' if outside else ''}"
 
 
 def _costs(row: Row) -> list[str]:
@@ -219,7 +225,6 @@ def _costs(row: Row) -> list[str]:
         _number(codec, 1e-3, "%.1f"),
         _number(row.train_loss, 1, "%.3f"),
         _number(row.test_accuracy, 100, "%.1f %%"),
-        _number(row.time_to_loss_us, 1e-6, "%.1f"),
         _number(_most([run.other_cores for run in row.runs]), 1, "%.1f"),
     ]
 
@@ -250,25 +255,19 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--full", action="store_true", help="the whole catalogue, five rounds")
+    parser.add_argument("--minutes", type=float, default=140.0, help="no further case after them")
     parser.add_argument("--workload", action="append", help="repeat it; default: all three")
     parser.add_argument("--bandwidth", action="append", help="repeat it; default: all three")
-    parser.add_argument("--strategy", action="append", help="repeat it; default: the matrix's")
+    parser.add_argument("--strategy", action="append", help="repeat it; default: the catalogue's")
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--warmup", type=int, default=6)
-    parser.add_argument("--repeats", type=int)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run")
-    parser.add_argument("--pace", help="as of ddltrace experiment run")
+    parser.add_argument("--steps", type=int, default=27)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--directory", type=Path, default=Path("experiments-benchmark"))
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--ledger", type=Path, default=ROOT / "benchmarks" / "whatif-ledger.jsonl")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "experiments.md")
-    parser.add_argument(
-        "--rerun-above", type=float, metavar="CORES", help="repeat runs beside such other work"
-    )
     parser.add_argument("--report-only", action="store_true", help="run nothing, write the page")
     options = parser.parse_args()
-    options.steps = options.steps or (200 if options.full else 30)
-    options.repeats = options.repeats or (5 if options.full else 1)
     if not options.report_only and os.geteuid() != 0:
         sys.exit("the emulated hosts need root: run it with sudo")
     return options

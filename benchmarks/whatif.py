@@ -13,14 +13,12 @@ ledger before the runs begin. Needs root and iproute2 for the network. Nothing e
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from experiment_runs import verify
 
 from ddltrace.experiments import ledger
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
@@ -111,23 +109,12 @@ def _verify(
     folder: Path,
     trace: Path | None,
 ) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     name, _, width = workload.partition(":")
-    command = [
-        *(sys.executable, "-m", "ddltrace", "experiment", "verify", "--hosts", str(HOSTS)),
-        *("--bandwidth", bandwidth, "--workload", name, "--width", width),
-        *("--steps", str(options.steps), "--repeats", str(options.repeats)),
-        *("--ledger", str(options.ledger), "-o", str(folder)),
-        *(part for spec in strategies for part in ("--strategy", spec)),
-        *(() if trace is None else ("--trace", str(trace))),
-    ]
-    print(
-        f"== {workload} on {bandwidth}" + ("" if trace is None else f", from {trace}"), flush=True
-    )
-    status = subprocess.run(command, check=False).returncode
-    if status:
-        print(f"not measured, exit status {status}", file=sys.stderr)
+    of_job = ["--workload", name, "--width", width]
+    cluster = ["--hosts", str(HOSTS), "--bandwidth", bandwidth]
+    rounds = ["--steps", str(options.steps), "--repeats", str(options.repeats)]
+    source = [] if trace is None else ["--trace", str(trace)]
+    verify(folder, [*of_job, *cluster, *rounds, *source], strategies, options.ledger)
 
 
 def page(lines: Sequence[dict[str, object]]) -> str:
@@ -140,7 +127,8 @@ def page(lines: Sequence[dict[str, object]]) -> str:
         "# How good the predictions are",
         "",
         "Written by `benchmarks/whatif.py` from the ledger `benchmarks/whatif-ledger.jsonl`, in "
-        "which each prediction was written down before its runs; see [whatif.md](whatif.md).",
+        "which each prediction was written down before its runs; see [whatif.md](whatif.md). Rows "
+        "of `vgg`, `resnet` and of the default `gpt` are by `benchmarks/experiments.py`.",
         "",
         f"{len(rows)} predictions were measured, {len(refused)} questions were refused, {open_} "
         "were predicted only. All on emulated links between 4 hosts that share the two processors "
@@ -179,6 +167,7 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         "same network, DDP's buckets": [row for row in rows if _kind(row) == "bucket"],
         "same network, another schedule": [row for row in rows if _kind(row) == "schedule"],
         "same network, a codec": [row for row in rows if _kind(row) == "codec"],
+        "same network, fewer exchanges": [row for row in rows if _kind(row) == "frequency"],
         "same network, an architecture": [row for row in rows if _kind(row) == "architecture"],
         "another network": [row for row in rows if _kind(row) == "network"],
         "all": list(rows),
@@ -220,6 +209,8 @@ def _kind(pair: ledger.Pair) -> str:
     if _source(pair) != pair.prediction["settings"]["bandwidth"]:
         return "network"
     strategy = parse(spec)
+    if strategy.frequency is not None:
+        return "frequency"
     if strategy.encodes:
         return "codec"
     if strategy.architecture is not None:

@@ -87,7 +87,7 @@ def _measure(
         if end.timed_out:
             raise DdltraceError(f"the calibration did not end within {timeout_s:g} s")
         if end.status != 0 or not output.exists():
-            reason = f"exit status {end.status}: {last_lines(log):.300}"
+            reason = f"exit status {end.status}: {last_lines(log)}"
             raise DdltraceError(f"the calibration failed, {reason}")
         found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return found

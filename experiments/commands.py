@@ -351,7 +351,7 @@ def run_command(
     else:
         info = WORKLOADS[workload]
         if info.needs_sklearn:
-            require_extra("experiments", f"the workload {workload}")
+            require_extra("experiments", f"the workload {workload}", by_import=False)
         settings = dataclasses.replace(
             settings,
             workload=workload,
@@ -669,8 +669,8 @@ def verify_command(
     """Predict strategies from a trace, write that down, then run them and compare.
 
     The predictions are in the ledger, each line with the hash of the line before, before the first
-    run starts. Then the baseline and every strategy run in turns, and what was measured is
-    appended.
+    run starts. Then the baseline and every strategy run in turns, also those that cannot be
+    predicted, and what was measured of the predictions is appended.
     Without --strategy, the ledger is checked and shown.
     """
     from ddltrace.experiments import ledger

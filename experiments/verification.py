@@ -77,22 +77,16 @@ def verify(
     hashes = ledger.append(path, entries)
     runs = directory / "runs"
     runs.mkdir(parents=True, exist_ok=True)
-    known = [spec for spec, entry in zip(specs, entries, strict=True) if _is_known(entry)]
-    if known:
-        rows = list(dict.fromkeys([BASELINE, *known]))
-        results = run_experiment(replace(settings, strategies=rows), runs)
-        before = _times(results, runs, BASELINE)
-        measured = []
-        for spec, entry, sha256 in zip(specs, entries, hashes, strict=True):
-            times = _times(results, runs, spec) if _is_known(entry) else []
-            if times and before:
-                measured.append(ledger.measurement(entry, sha256, times, before))
-        ledger.append(path, measured)
+    rows = list(dict.fromkeys([BASELINE, *specs]))
+    results = run_experiment(replace(settings, strategies=rows), runs)
+    before = _times(results, runs, BASELINE)
+    measured = []
+    for spec, entry, sha256 in zip(specs, entries, hashes, strict=True):
+        times = _times(results, runs, spec) if entry["answer"]["refused"] is None else []
+        if times and before:
+            measured.append(ledger.measurement(entry, sha256, times, before))
+    ledger.append(path, measured)
     return [pair for pair in ledger.pairs(ledger.read(path)) if pair.prediction["sha256"] in hashes]
-
-
-def _is_known(entry: dict[str, Any]) -> bool:
-    return entry["answer"]["refused"] is None
 
 
 def _baseline(settings: Settings, directory: Path) -> Path:

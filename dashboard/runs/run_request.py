@@ -115,7 +115,7 @@ def read_request(values: Mapping[str, Any], commands: Mapping[int, Sequence[str]
         raise UsageError(f"{steps} steps leave nothing after a warm-up of {warmup}")
     require_torch("ddltrace experiment run")
     if workload is not None and WORKLOADS[workload].needs_sklearn:
-        require_extra("experiments", f"the workload {workload}")
+        require_extra("experiments", f"the workload {workload}", by_import=False)
     if bandwidth is not None:
         parse_bandwidth(bandwidth)
         check_capabilities()

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ddltrace.experiments.harness.job_process import ranks_launcher
 from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.settings import PlannedRun, Settings
 from ddltrace.experiments.observation.outcomes import started_path
@@ -122,22 +123,15 @@ def log_path(planned: PlannedRun, directory: Path) -> Path:
 
 def _launch(planned: PlannedRun, settings: Settings, worker: list[str], outcome: Path) -> list[str]:
     """The worker behind a launcher of ranks, or on the hosts of the emulated network."""
-    started = started_path(outcome)
     if settings.hosts is not None:
         command = command_on_hosts(asdict(settings), [sys.executable, "-m", *worker])
-        if survives_deaths(planned.strategy):
-            at = command.index("--")
-            command[at:at] = ["--started", str(started)]
-        return command
+    else:
+        assert settings.ranks is not None
+        command = [*ranks_launcher(settings.ranks), "-m", *worker]
     if survives_deaths(planned.strategy):
-        return [
-            *(sys.executable, "-m", "ddltrace.experiments.harness.local_ranks"),
-            *("--ranks", str(settings.ranks), "--started", str(started), "--", "-m", *worker),
-        ]
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(settings.ranks), "-m", *worker),
-    ]
+        at = command.index("--")
+        command[at:at] = ["--started", str(started_path(outcome))]
+    return command
 
 
 def _worker(planned: PlannedRun, settings: Settings, outcome: Path) -> list[str]:

@@ -22,6 +22,7 @@ from ddltrace.tracer.exit_status import shell_status
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS: Final = 0.25
 _LAST_LINES: Final = 3
+_SHOWN: Final = 300
 _GRACE_SECONDS: Final = 20.0
 """Time that a job gets to write its trace between SIGTERM and SIGKILL, in seconds."""
 
@@ -49,25 +50,25 @@ class JobEnd:
     wall_s: float
 
 
-def ranks_launcher(ranks: int, hosts: int | None, bandwidth: str | None) -> list[str]:
-    """The start of a command that runs a Python program on every rank.
+def ranks_launcher(ranks: int, hosts: int | None = None, bandwidth: str | None = None) -> list[str]:
+    """The start of a command that runs Python on every rank; Python's arguments follow.
 
     Args:
         ranks: Number of ranks, on this machine's own network.
         hosts: Hosts of an emulated network, one rank each; None for this machine's own.
         bandwidth: Rate of each of its links.
     """
+    launch = [sys.executable, "-m"]
     if hosts is None:
-        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-        return [*torchrun, "--nproc-per-node", str(ranks)]
-    launch = (sys.executable, "-m", "ddltrace.experiments.network.launch")
-    return [*launch, "--hosts", str(hosts), "--bandwidth", str(bandwidth), "--", sys.executable]
+        return [*launch, "ddltrace.experiments.harness.local_ranks", "--ranks", str(ranks), "--"]
+    launch += ["ddltrace.experiments.network.launch", "--hosts", str(hosts)]
+    return [*launch, "--bandwidth", str(bandwidth), "--", sys.executable]
 
 
 def last_lines(log: Path) -> str:
-    """The last lines of a log that are not empty, in one."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
+    """The end of a log in one line, without the command line that begins it."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[1:]
+    return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])[-_SHOWN:]
 
 
 def run_job(

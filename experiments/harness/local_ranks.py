@@ -1,9 +1,9 @@
-"""Runs a command as the ranks of one job on this machine; other ranks survive a rank that dies.
+"""Runs a command as the ranks of one job on this machine::
 
-torchrun ends a job when one rank dies. A job whose workers do not wait for each other can lose
-one of them::
+    python -m ddltrace.experiments.harness.local_ranks --ranks 3 -- -m MODULE ...
 
-    python -m ddltrace.experiments.harness.local_ranks --ranks 3 --started FILE -- -m MODULE ...
+torchrun would do it, too, but loads PyTorch itself, and ends a job when one rank dies. A job whose
+workers do not wait for each other can lose one of them (``--started FILE``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parse_options(arguments)
     raise_on_stop_signals()
+    reserved = _reserve_port()
     environment = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(reserved.getsockname()[1]),
         "WORLD_SIZE": str(options.ranks),
         "LOCAL_WORLD_SIZE": str(options.ranks),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -59,18 +60,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + stopped.number
     finally:
         end(ranks)
+        reserved.close()
 
 
 def _die_with_launcher() -> None:
     end_with_parent(number=signal.SIGKILL)
 
 
-def _free_port() -> int:
-    """A port of this machine to which no process listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+def _reserve_port() -> socket.socket:
+    """A socket that keeps a port of this machine from other processes while it is open.
+
+    It does not listen. Rank 0 listens to the port as well, because both reuse addresses.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,9 +1,10 @@
 """One rank of an experiment: trains a workload with one strategy and writes the outcome.
 
-Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
+Started on every rank by `ddltrace.experiments.harness.local_ranks` or by
+`ddltrace.experiments.network.launch`::
 
-    torchrun --nproc-per-node 2 -m ddltrace.experiments.harness.worker \\
-        --strategy wfbp --outcome out.json
+    python -m ddltrace.experiments.harness.local_ranks --ranks 2 -- \\
+        -m ddltrace.experiments.harness.worker --strategy wfbp --outcome out.json
 """
 
 from __future__ import annotations

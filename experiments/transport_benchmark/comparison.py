@@ -218,7 +218,7 @@ def _run(
     if isinstance(found, dict) and "error" in found:
         return TransportResult(name, "unavailable", str(found["error"]))
     if end.status != 0 or found is None:
-        reason = f"exit status {end.status}: {last_lines(log):.300}"
+        reason = f"exit status {end.status}: {last_lines(log)}"
         return TransportResult(name, "failed", reason)
     points = tuple(Point(**point) for point in found["points"])
     return TransportResult(name, "complete", "", points, planned=found["planned"])

@@ -47,7 +47,7 @@ TRIALS = {
     "device_marks": "--turns 3 --marks 500",
     "experiments": (
         "--workload digits --bandwidth 1gbit --strategy ddp --strategy fp16 --hosts 2 --steps 4 "
-        "--warmup 1 --repeats 1 --directory FOLDER/e --page FOLDER/page.md"
+        "--repeats 1 --directory FOLDER/e --results FOLDER/r --ledger FOLDER/l --page FOLDER/p.md"
     ),
     "experts": (
         "--bandwidth 1gbit --steps 4 --width 16 --repeats 1 --directory FOLDER/e "

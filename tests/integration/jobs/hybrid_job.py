@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,9 +36,13 @@ elif "unnamed" in changes:
     mesh = init_device_mesh("cpu", (2, 2))
 else:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+options = {"reshard_after_forward": 2} if "number" in changes else {}
+if "dimensions" in changes:
+    dimensions = fsdp.DataParallelMeshDims(shard="shard", replicate="replicate")
+    options["dp_mesh_dims"] = dimensions
 for layer in model:
     if isinstance(layer, nn.Linear):
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, **options)
 fully_shard(model, mesh=mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 losses, shards = [], []
