@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ddltrace.experiments.codecs.codec_exchange import CodecExchange
 from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.pending_averages import PendingAverages
 from ddltrace.experiments.engine.take_over import create_step_policy
 from ddltrace.experiments.engine.update_control import UpdateControl
 from ddltrace.experiments.frequency.frequency import StepContext
@@ -101,8 +102,7 @@ class _RankTraining:
         self._payloads = Payloads(copies=False)
         self._stand_in: Any = SimpleNamespace(
             waits_by_layer=False,
-            settle=lambda: None,
-            show=lambda: None,
+            pending=PendingAverages([], strategy.spec),
             take_momentum=self._exchange.take_momentum,
             backward_passes=0,
             passes_with_gradients=0,

@@ -47,6 +47,7 @@ from ddltrace.experiments.messages.message_plan import (
 )
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.spec import BASELINE, exchange_of, parse
 from ddltrace.experiments.strategy.strategy import Strategy
@@ -162,6 +163,8 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
         raise Refused("what it averages is not simulated: experiment run measures it")
     if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
         raise Refused("compositions of architectures are not simulated")
+    if isinstance(strategy.schedule, Poseidon):
+        raise Refused("which layers send factors depends on the rows of a batch, not in the trace")
     if strategy.schedule.search() is not None:
         raise Refused("it searches while the job runs: ask with --search, or for one setting")
     if strategy.schedule.cycle_ms is not None:
@@ -410,15 +413,20 @@ class _Exchanged:
         Args:
             crowded: How many ranks share a processor.
         """
-        ranks, gradients = self._ranks, self._gradients
-        sent = sum(
-            codec.sent_bytes(
-                part.elements, ranks, gradients[self._order[part.gradient]].element_bytes
-            )
+        ranks, architecture = self._ranks, self._strategy.architecture
+        sizes = [
+            (part.elements, self._gradients[self._order[part.gradient]].element_bytes)
             for part in message.slices
-        )
+        ]
         form = codec.exchange(message.elements, ranks)
-        rounds = messages_in_a_row(form, ranks)
+        if isinstance(architecture, Architecture):
+            if form != "all_reduce":
+                raise Refused("what its codec sends over an architecture is not simulated")
+            wire = sum(codec.wire_bytes(elements, size) for elements, size in sizes)
+            sent, rounds = self._over(architecture, message.elements, wire / message.elements)
+        else:
+            sent = sum(codec.sent_bytes(elements, ranks, size) for elements, size in sizes)
+            rounds = messages_in_a_row(form, ranks)
         measured = self._measured_ns(message)
         if measured is not None:
             return _Cost(sent, rounds, processor_ns=measured)
@@ -436,11 +444,16 @@ class _Exchanged:
         measured = self._measured_ns(message)
         if isinstance(architecture, Architecture):
             size = message.bytes / max(message.elements, 1)
-            plan = architecture.plan(range(ranks), message.elements)
-            loads = [_busiest(each, size) for each in plan]
-            return _Cost(sum(loads), len(plan), processor_ns=measured)
+            return _Cost(*self._over(architecture, message.elements, size), processor_ns=measured)
         size = bytes_on_link("all_reduce", ranks, message.bytes)
         return _Cost(size, messages_in_a_row("all_reduce", ranks), processor_ns=measured)
+
+    def _over(
+        self, architecture: Architecture, elements: int, element_bytes: float
+    ) -> tuple[float, int]:
+        """Bytes on the busiest link, and messages in a row, of a sum over an architecture."""
+        plan = architecture.plan(range(self._ranks), elements)
+        return sum(_busiest(each, element_bytes) for each in plan), len(plan)
 
     def _items(self, place: int, signal_of: dict[tuple[int, int], int]) -> Items:
         """The items of a rank, with gradients that become ready, and waits for the new messages."""

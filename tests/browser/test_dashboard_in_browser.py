@@ -205,6 +205,7 @@ def test_overview(browser: Any, address: str, width: int, theme: str) -> None:
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_theme_is_kept(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "", color_scheme="light")
     visit.figures()
@@ -510,6 +511,7 @@ def test_a_range_is_measured_inside_the_trace(browser: Any, address: str) -> Non
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_a_cell_of_ranks_and_steps_opens_the_timeline(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "critical-path?trace=0&heat=wait")
     card = visit.page.locator("section", has=visit.page.get_by_text("Ranks and steps", exact=True))
@@ -736,6 +738,7 @@ def test_pages_are_reached_by_their_links(browser: Any, address: str) -> None:
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_the_page_goes_on_where_the_tracks_of_a_comparison_end(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "compare?a=0&b=1").timeline("#timeline-a")
     visit.figures()
@@ -779,6 +782,7 @@ def test_another_trace_is_chosen_on_its_timeline(browser: Any, address: str) -> 
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_other_traces_are_chosen_for_a_comparison(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "compare")
     titles = {"a": SAMPLES[-1].name, "b": SAMPLES[0].name}
@@ -848,6 +852,7 @@ def test_further_pages(browser: Any, address: str, path: str) -> None:
         assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_the_slack_of_a_large_trace_comes_after_its_page(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -867,6 +872,7 @@ def test_the_slack_of_a_large_trace_comes_after_its_page(
         assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_timelines_are_aligned_at_a_chosen_step(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "compare?a=0&b=1")
     visit.timeline("#timeline-a").timeline("#timeline-b")
@@ -942,6 +948,7 @@ def test_two_traces_are_compared_in_a_range_that_a_link_shares(browser: Any, add
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_a_page_is_saved_as_one_file_that_needs_nothing(
     browser: Any, address: str, tmp_path: Path
 ) -> None:
@@ -966,6 +973,7 @@ def test_a_page_is_saved_as_one_file_that_needs_nothing(
         assert alone.troubles == visit.troubles == []
 
 
+@pytest.mark.long
 def test_figures_and_timelines_are_saved_as_images(
     browser: Any, address: str, tmp_path: Path
 ) -> None:
@@ -1038,6 +1046,7 @@ def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str)
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_many_rows_are_a_grid(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "sql?trace=0")
     statement = "SELECT name, end_ns - start_ns AS ns, rank FROM events WHERE end_ns > start_ns"
@@ -1080,6 +1089,7 @@ def test_a_link_in_a_grid_needs_no_new_page(browser: Any, tmp_path: Path) -> Non
         assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_an_experiment_under_way_fills_its_page(browser: Any, tmp_path: Path) -> None:
     """The page of a running experiment shows a row soon after it was written."""
     source = ROOT / "sample_traces" / "experiment-400mbit" / "results.json"
@@ -1241,6 +1251,7 @@ def test_an_experiment_is_started_and_cancelled_from_its_page(browser: Any, tmp_
         assert refused == []
 
 
+@pytest.mark.long
 def test_three_traces_are_compared_and_tables_and_timelines_are_saved(
     browser: Any, address: str, tmp_path: Path
 ) -> None:

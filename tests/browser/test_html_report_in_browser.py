@@ -129,6 +129,7 @@ def test_names_never_act(browser: Any, tmp_path: Path) -> None:
     assert opened.troubles == []
 
 
+@pytest.mark.long
 def test_prints_white_and_comes_back(browser: Any, report: Path) -> None:
     page = show(browser, report, theme="dark").page
     paper = page.pdf(format="A4", print_background=True)

@@ -153,6 +153,7 @@ class ManyRanks:
         return LiveState(world_size=40, num_steps=self.looks, rows=rows)
 
 
+@pytest.mark.long
 def test_many_ranks_are_a_grid_that_keeps_its_order_and_place(browser: Any) -> None:
     workspace = Workspace([ddltrace.open(ManyRanks.directory)])
     job = ManyRanks()

@@ -69,6 +69,7 @@ def distance(one: object, other: object) -> float:
     return abs(one - other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", sampled(list(STRATEGIES), 1))
 def test_a_strategy_trains_as_plain_ddp_or_ends_the_job(spec: str, tmp_path: Path) -> None:
     seed = choose_seed()

@@ -206,6 +206,7 @@ def test_messages_by_hand_are_counted_exactly(tmp_path: Path) -> None:
     assert {g.name: g.ranks for g in info.ranks[0].groups} == {"0": (0, 1), "1": (0, 1)}
 
 
+@pytest.mark.long
 def test_ranks_of_spawn_are_traced(tmp_path: Path) -> None:
     done = run(traced(tmp_path / "trace", [sys.executable, str(JOBS / "spawned.py")]), cwd=tmp_path)
     assert done.status == 0, done.stderr

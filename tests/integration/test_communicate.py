@@ -237,6 +237,7 @@ def test_a_training_over_rpc_has_steps(tmp_path: Path) -> None:
     assert ddltrace.open(tmp_path / "trace").analyze().trace.steps == 6
 
 
+@pytest.mark.long
 def test_remote_calls_without_a_process_group(tmp_path: Path) -> None:
     done = run(traced(tmp_path / "trace", on_ranks("every_rpc.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr

@@ -105,6 +105,7 @@ def test_a_folder_of_kineto_files_is_imported_the_same(cluster):
     assert one.tables == other.tables
 
 
+@pytest.mark.long
 def test_the_dashboard_stores_the_same(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shape = simulated.synthetic().Shape(ranks=6, steps=4, layers=40, buckets=4)
@@ -171,6 +172,7 @@ def test_1024_ranks_have_the_same_analysis_though_a_worker_is_killed(cluster, wi
     assert engine.killed not in cluster._client.run(os.getpid).values()
 
 
+@pytest.mark.long
 def test_ranges_have_the_same_analysis_though_a_worker_is_killed(cluster, tmp_path):
     shape = simulated.synthetic().Shape(ranks=8, steps=40, layers=40, buckets=4)
     path = simulated.synthetic().write_trace(tmp_path / "trace", shape)
@@ -283,6 +285,7 @@ def test_a_scheduler_belongs_to_dask():
     assert "add --engine dask" in str(answer.exception)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["starting", "started"])
 def test_ctrl_c_leaves_no_process(wide, moment):
     # A background job of a shell ignores the signal, and so would its children.

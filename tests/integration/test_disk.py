@@ -92,6 +92,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stays_full", [False, True])
 def test_recording_goes_on_after_a_disk_was_full(
     mounted: Callable[[str], Path], tmp_path: Path, stays_full: bool
@@ -117,6 +118,7 @@ def test_recording_goes_on_after_a_disk_was_full(
         assert (read_run(trace).status, read_run(trace).notes) == ("complete", [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", sampled([0, 8], 1))
 @pytest.mark.parametrize("options", ["ro", "size=4k,nr_inodes=2"])
 def test_a_disk_that_takes_nothing_from_the_start(
@@ -184,6 +186,7 @@ def test_a_directory_that_vanishes_in_mid_run(tmp_path: Path) -> None:
     assert (report.status, report.stdout, report.stderr.count("\n")) == (1, "", 1)
 
 
+@pytest.mark.long
 def test_a_directory_that_takes_no_more_files_in_mid_run(tmp_path: Path) -> None:
     """Its files grow as before; none can be made, replaced or removed."""
     trace = tmp_path / "trace"
@@ -235,6 +238,7 @@ def freezable(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.long
 def test_a_disk_that_does_not_answer_stops_no_thread_of_the_job(
     freezable: Path, tmp_path: Path
 ) -> None:

@@ -258,6 +258,7 @@ def test_a_network_that_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatc
     assert namespaces_of(os.getpid()) == []
 
 
+@pytest.mark.long
 def test_encoded_gradients_are_reduced_inside_hosts_and_then_between_them(tmp_path: Path) -> None:
     job = Path(__file__).parent / "jobs" / "hybrid_job.py"
     command = [sys.executable, "-m", "ddltrace", "experiment", "run", "--strategy", "qgz"]

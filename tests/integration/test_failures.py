@@ -82,6 +82,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "fails"), [("0", False), ("3", True)])
 def test_ranks_that_are_ended_after_their_work_have_not_failed(
     tmp_path: Path, status: str, fails: bool

@@ -31,6 +31,7 @@ def test_frequencies_equal_what_their_papers_reduce_them_to(report: dict[str, An
         assert distance < 2e-6, pair
 
 
+@pytest.mark.long
 def test_pytorchs_implementations_compress_what_ours_compress(report: dict[str, Any]) -> None:
     assert len(report["compression"]) == 6
     for spec, moved in report["compression"].items():

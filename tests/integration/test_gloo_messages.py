@@ -142,6 +142,7 @@ def test_without_a_compiler_the_same_is_recorded(tmp_path: Path) -> None:
         assert "wait" in set(messages(tmp_path, info).clock)
 
 
+@pytest.mark.long
 def test_a_compiler_that_fails_is_tried_once_and_told_of_each_time(tmp_path: Path) -> None:
     compiler = tmp_path / "bin" / "c++"
     compiler.parent.mkdir()

@@ -33,7 +33,7 @@ def run(kit: Path, results: Path, *options: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.long
 def test_everything_runs_without_network(kit: Path, tmp_path: Path) -> None:
-    done = run(kit, tmp_path / "results", "--cpu-dry-run", "--budget", "140")
+    done = run(kit, tmp_path / "results", "--cpu-dry-run", "--budget", "400")
     summary = (tmp_path / "results" / "summary.txt").read_text().splitlines()
     assert done.stdout.splitlines()[-len(summary) :] == summary
     assert done.returncode == 0, done.stdout + done.stderr

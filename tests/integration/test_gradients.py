@@ -122,6 +122,7 @@ def test_the_job_and_the_record_are_as_with_functions_of_python(tmp_path: Path) 
     assert (found["1"].start_ns == found["1"].end_ns).all()
 
 
+@pytest.mark.long
 @needs_compiler
 def test_compiled_autograd_goes_without(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "hooked.py"), "compiled"]

@@ -172,6 +172,7 @@ def test_an_average_names_the_parameters_that_it_carries(local: Ran) -> None:
     assert carried == [list(range(8))] * (STEPS // 4)
 
 
+@pytest.mark.long
 def test_outer_steps_are_those_by_hand(tmp_path: Path) -> None:
     found = Ran(tmp_path, "diloco:period=3+fsdp")
     assert found.done.status == 0, found.done.stderr
@@ -218,6 +219,7 @@ if not hasattr(fsdp, "DataParallelMeshDims"):  # of PyTorch 2.13
     del WITHOUT_ISLANDS["dimensions"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("change", "line"), sampled(list(WITHOUT_ISLANDS.items()), 1))
 def test_a_job_without_islands_ends_with_a_line(change: str, line: str, tmp_path: Path) -> None:
     found = Ran(tmp_path, "localsgd:period=4+fsdp", change)
@@ -264,6 +266,7 @@ def two_levels(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(tmp_path_factory.mktemp("two"), "qgz", "flat", "hosts=ABBA")
 
 
+@pytest.mark.long
 def test_a_sum_in_two_levels_loses_what_two_encodings_lose(two_levels: Ran) -> None:
     assert two_levels.done.status == 0, two_levels.done.stderr
     model = a_model()
@@ -295,6 +298,7 @@ def test_a_sum_in_two_levels_loses_what_two_encodings_lose(two_levels: Ran) -> N
             assert 0 < error <= bound, (layer, rank)
 
 
+@pytest.mark.long
 def test_two_levels_send_fewer_bytes_between_hosts(two_levels: Ran, tmp_path: Path) -> None:
     one_level = Ran(tmp_path, "fsdp:reduce=int4,ranks_per_host=1", "flat", "hosts=ABBA")
     flat, two = one_level.bytes_of("all_to_all", 4), two_levels.bytes_of("all_to_all", 4)

@@ -98,6 +98,7 @@ def test_what_is_not_to_be_recorded_is_counted(tmp_path: Path) -> None:
     assert first.seq.max() + 1 - len(first) == 20 * steps.iloc[-1]
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_leaves_what_it_was_in(tmp_path: Path) -> None:
     recorded = record(tmp_path, "stops", 60, fails=True)
     found = recorded.messages(0)

@@ -283,6 +283,7 @@ def test_a_launcher_and_its_job_killed_at_once_leave_a_marked_trace(tmp_path: Pa
         assert table["name"].to_pylist().count("optimizer") > 50
 
 
+@pytest.mark.long
 def test_a_folder_full_of_the_same_names_is_no_trap(tmp_path: Path) -> None:
     """The job's own modules win inside the job, the tracer's inside the tracer."""
     (tmp_path / "tracer.py").write_text("OWN = 'tracer'\n")

@@ -80,6 +80,7 @@ def test_a_pause_is_passed_by_and_counted(tmp_path: Path) -> None:
         assert list(found[found.op == "all_reduce"].seq) == [1, 2, 8, 9]
 
 
+@pytest.mark.long
 def test_a_message_that_nobody_waits_for_holds_no_others_up(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(UNWAITED)
     done = run(traced(tmp_path / "trace", on_ranks(tmp_path / "job.py")), cwd=tmp_path)

@@ -41,6 +41,7 @@ def test_prefetching_changes_no_bit(ran: tuple[dict[str, list[float]], Path]) ->
     assert ran[0]["fsdp:prefetch=2"] == ran[0]["plain"]
 
 
+@pytest.mark.long
 def test_encoded_messages_train_nearly_as_well(ran: tuple[dict[str, list[float]], Path]) -> None:
     plain = ran[0]["plain"]
     assert plain[-1] < 0.7 * plain[0]

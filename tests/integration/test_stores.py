@@ -128,6 +128,7 @@ def test_a_store_that_hangs_does_not_delay_the_end(server: S3Server, tmp_path: P
     assert contents(server, "hanging") == expected
 
 
+@pytest.mark.long
 def test_files_of_a_killed_job_are_uploaded(server: S3Server, tmp_path: Path) -> None:
     """The launcher uploads while the job runs; after its death, another command goes on."""
     command = [
@@ -169,6 +170,7 @@ def test_files_of_a_killed_job_are_uploaded(server: S3Server, tmp_path: Path) ->
     assert [rank["status"] for rank in whole["ranks"]] == ["killed", "killed"]
 
 
+@pytest.mark.long
 @pytest.mark.netns
 def test_nodes_in_namespaces_with_directories_of_their_own(tmp_path: Path) -> None:
     """Each of two hosts with an address and a launcher of its own writes where no other reads."""

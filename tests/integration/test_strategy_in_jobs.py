@@ -144,6 +144,7 @@ def test_each_reason_is_told_before_the_first_step(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"ended with 1: {case}" for case in NOT_APPLIED]
 
 
+@pytest.mark.long
 def test_steps_end_the_job(tmp_path: Path) -> None:
     command = on_ranks("under_strategy.py", str(tmp_path / "found"))
     done: Done = run(traced(tmp_path / "t", command, "--steps", "5"), cwd=tmp_path)

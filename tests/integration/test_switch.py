@@ -59,6 +59,7 @@ def contents(trace: Path) -> Contents:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", sampled(WAYS, 1))
 def test_a_switched_job_records_its_windows_as_one_that_is_recorded_throughout(
     way: str, tmp_path: Path

@@ -154,6 +154,7 @@ def test_a_missing_plugin_is_one_line() -> None:
     assert line.endswith("plug-in /no/such.py cannot be read: No such file or directory")
 
 
+@pytest.mark.long
 def test_a_rank_with_another_file_ends_the_job_with_one_line(tmp_path: Path) -> None:
     """As on a second host whose copy is missing or older: rank 1 starts with a changed file."""
     file, job = tmp_path / "mine.py", tmp_path / "job.py"

@@ -104,6 +104,7 @@ def test_what_cannot_be_watched_is_told_in_a_line_before_the_job_starts(tmp_path
     assert "is not a trace" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
 def test_a_real_prometheus_answers_what_the_dashboard_asks(tmp_path: Path) -> None:
     server, port = MetricServer(("127.0.0.1", 0)), free_port()

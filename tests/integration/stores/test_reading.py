@@ -75,6 +75,7 @@ def test_one_step_of_a_long_trace_takes_few_bytes(environment: S3Server, long_tr
     assert environment.sent < size / 20
 
 
+@pytest.mark.long
 def test_ranges_of_a_long_trace_leave_out_other_batches(
     environment: S3Server, long_trace: Path
 ) -> None:
