@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray, distinct
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import host_uses
 from ddltrace.analyzer.whatif.calibration import Calibration
@@ -195,7 +195,7 @@ def _gradients(joined: JoinedSteps, program: Program) -> list[Gradient]:
     since = scan.gradient_time[rows] - scan.step_start[np.minimum(first, len(scan.step) - 1)]
     tensors = scan.gradient_tensor[rows]
     found = []
-    for tensor in np.unique(tensors).tolist():
+    for tensor in distinct(tensors).tolist():
         info = known[tensor]
         ready = float(np.median(since[tensors == tensor]))
         elements = int(np.prod(info.shape)) if info.shape else 1

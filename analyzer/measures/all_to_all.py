@@ -198,7 +198,7 @@ def _found(steps: JoinedSteps) -> dict[_Key, _Sums]:
     lost = transfer * (1 - total / np.maximum(known, 1) / np.maximum(largest, 1))
     sent = {one.group: one for one in sent_between(joined, usable)}
     found = {}
-    for group in np.unique(collectives.group[usable]).tolist():
+    for group in distinct(collectives.group[usable]).tolist():
         mine = usable & (collectives.group == group)
         kept = mine[place]
         ranks, which = np.unique(messages.rank[rows[kept]], return_inverse=True)

@@ -14,7 +14,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, FloatArray, IntArray, changes
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    FloatArray,
+    IntArray,
+    changes,
+    distinct,
+)
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.rendezvous import is_gloo
@@ -263,7 +270,7 @@ def _in_flight(
     messages, trace = joined.joined.messages, joined.trace
     queue = np.array([*(each.queue for each in exchanges), NULL])[exchange_of]
     waited = (exchange_of != NULL) & (joined.graph.former != NULL)
-    limited = set(np.unique(queue[waited]).tolist())
+    limited = set(distinct(queue[waited]).tolist())
     device = trace.infos(trace.ranks[0])[-1].device or "cpu"
     gloo = {
         each.queue

@@ -114,7 +114,7 @@ def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None 
     if calibration is not None and window is not None:
         window = calibration.leave_out_of(window)
     found = opened.analyze(window).to_json()
-    walls = [float(row["wall_us"]) for row in found["steps"]]
+    walls = _step_times(opened, [int(row["step"]) for row in found["steps"]])
     notes = [str(note) for note in found["trace"].get("notes") or []]
     if steps is not None and len(walls) != len(steps):
         notes.append(f"{len(walls)} of {len(steps)} steady steps are in the trace")
@@ -192,6 +192,31 @@ def _codec_times(trace: Trace, steps: Sequence[int]) -> tuple[float | None, floa
         return None, None
     share = 1 / len(trace.ranks) / len(steps)
     return totals["encode"] * share, totals["decode"] * share
+
+
+def _step_times(trace: Trace, steps: Sequence[int]) -> list[float]:
+    """What a job takes longer for each step, in microseconds.
+
+    From the end of the step before on its last rank to the end of the step on its last rank: where
+    ranks wait for each other rarely, one is in its next step long before another ends this one, and
+    the time from a step's first start to its last end counts twice. Time between steps, in which no
+    rank has begun the next one, is not part of it.
+
+    Args:
+        steps: Numbers of steps that the trace has.
+    """
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for rank in trace.ranks:
+        table = trace.events(rank).select(["start_ns", "end_ns", "kind", "step"])
+        rows = table.filter(pc.equal(table["kind"].cast("string"), "step")).to_pylist()
+        for row in rows:
+            step, start, end = row["step"], row["start_ns"], row["end_ns"]
+            if step is not None and end is not None:
+                starts[step] = min(starts.get(step, start), start)
+                ends[step] = max(ends.get(step, end), end)
+    begins = [max(starts[step], ends.get(step - 1, starts[step])) for step in steps]
+    return [max(ends[step] - begin, 0) / 1e3 for step, begin in zip(steps, begins, strict=True)]
 
 
 def _step_ends(trace: Trace) -> list[float]:
