@@ -217,12 +217,14 @@ class Edit:
         work: Own work before each item, one array per rank.
         cycle: Steps after which its exchanges repeat: the mean over them is the time per step.
         more_us: By how much a step may take longer, for reasons that the trace does not show.
+        less_us: By how much it may take shorter.
     """
 
     program: Program
     work: list[FloatArray]
     cycle: int = 1
     more_us: float = 0.0
+    less_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,7 @@ class _Case:
     batches: int = 1
     cycle: int = 1
     more_us: float = 0.0
+    less_us: float = 0.0
 
 
 class WhatIf:
@@ -364,7 +367,14 @@ class WhatIf:
             hosts = _on_hosts(len(program.ranks), question.hosts)
         like_others = () if question.without_straggler is None else (question.without_straggler,)
         case = _Case(
-            program, work, None, like_others, question.accumulate or 1, edit.cycle, edit.more_us
+            program,
+            work,
+            None,
+            like_others,
+            question.accumulate or 1,
+            edit.cycle,
+            edit.more_us,
+            edit.less_us,
         )
         return case, hosts, spread, crowding
 
@@ -417,7 +427,7 @@ class WhatIf:
             if question.strategy is not None:
                 error = max(error, _STRATEGY)
             times += [times[0] * (1 - error), times[0] * (1 + error)]
-        times.append(times[0] + case.more_us)
+        times += [times[0] + case.more_us, times[0] - case.less_us]
         return self._with_interval(question, case, replays[0], times)
 
     def _fitted_us(self, is_strategys: bool, network: Network) -> float:

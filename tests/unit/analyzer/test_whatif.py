@@ -349,6 +349,25 @@ def test_every_strategy_has_an_answer():
     assert len(json.loads(searched.output)["answers"]) == 10
 
 
+def test_only_what_is_simulated_is_predicted():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    refused = {"poseidon": "factors", "int8+mesh": "codec", "topk:density=0.01+ring": "codec"}
+    for spec, reason in refused.items():
+        assert reason in (asked.ask(Question(strategy=spec)).refused or ""), spec
+    # On a slow link the bytes count: half of them over the same rounds.
+    here = {"hosts": 4, "bandwidth": 10e6}
+    plain, half = (asked.ask(Question(strategy=spec, **here)) for spec in ("ring", "fp16+ring"))
+    assert half.step_us == pytest.approx(plain.step_us / 2, rel=0.05)
+
+
+def test_ranks_that_exchange_rarely_may_be_faster_than_their_work_says():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    rarely, always = (
+        asked.ask(Question(strategy=spec)) for spec in ("localsgd:period=4", "ddp:bucket_mb=1")
+    )
+    assert rarely.low_us / rarely.step_us < 0.8 < always.low_us / always.step_us
+
+
 @pytest.mark.parametrize(
     ("sample", "question"),
     [
