@@ -51,6 +51,8 @@ _SHOWN_PARTS = 3
 _WAITING_WORTH_SAYING = 0.02
 _MAIN_CAUSE = 0.25
 _WORTH_SAYING = 0.1
+_OVERLAPPED = 0.05
+"""By which share of a step the steps of ranks overlap at least where the report says so."""
 _SHOWN_RANKS = 8
 _SHOWN_ACTIVITIES = 3
 _SHOWN_CALLS = 4
@@ -329,6 +331,10 @@ def where_text(analysis: Analysis) -> str:
     )
     over = ", from its first start to its last end over all ranks"
     whole = f"mean{over if len(analysis.trace.ranks) > 1 else ''}"
+    own = summary.rank_step_us.mean
+    if own and summary.step_us.mean and own < (1 - _OVERLAPPED) * summary.step_us.mean:
+        # A rank begins the next step while another is in this one.
+        whole += f"; {time_text(own)} on one rank"
     return (
         f"A step takes {time_text(summary.step_us.mean)} ({whole}). "
         f"On the critical path: {_listed(parts)}{hidden}."
