@@ -331,12 +331,12 @@ def where_text(analysis: Analysis) -> str:
     )
     over = ", from its first start to its last end over all ranks"
     whole = f"mean{over if len(analysis.trace.ranks) > 1 else ''}"
-    own = summary.rank_step_us.mean
-    if own and summary.step_us.mean and own < (1 - _OVERLAPPED) * summary.step_us.mean:
+    alone, together = summary.rank_step_us.mean, summary.step_us.mean
+    if alone and together and alone < (1 - _OVERLAPPED) * together:
         # A rank begins the next step while another is in this one.
-        whole += f"; {time_text(own)} on one rank"
+        whole += f"; {time_text(alone)} on one rank"
     return (
-        f"A step takes {time_text(summary.step_us.mean)} ({whole}). "
+        f"A step takes {time_text(together)} ({whole}). "
         f"On the critical path: {_listed(parts)}{hidden}."
     )
 
