@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--some-long",
         action="store_true",
-        help="of the tests marked as long, run a random part: one of eight",
+        help="of the tests marked as long, run a random part: one of twelve",
     )
 
 
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_order_of_file)
     if config.getoption("--some-long"):
         of_long = sorted(item.nodeid for item in items if item.get_closest_marker("long"))
-        left_out = set(of_long) - set(sampling.sampled(of_long, -(-len(of_long) // 8)))
+        left_out = set(of_long) - set(sampling.sampled(of_long, -(-len(of_long) // 12)))
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
 

@@ -583,6 +583,7 @@ def test_pinned_rows_stay_while_others_are_scrolled_and_filtered(
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_a_mark_is_kept_and_travels_in_the_link(browser: Any, tmp_path: Path) -> None:
     for name in ("mine", "yours"):
         shutil.copytree(SAMPLES[0], tmp_path / name)
@@ -1161,6 +1162,7 @@ def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
     gone.wait_for()
 
 
+@pytest.mark.long
 def test_only_the_printed_address_opens_pages(browser: Any) -> None:
     command = [sys.executable, "-m", "ddltrace", "dashboard", str(SAMPLES[0]), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

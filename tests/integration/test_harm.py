@@ -184,6 +184,7 @@ if sys.argv[1] == "killed":
         assert (done.stderr.count(line), report.stdout.count(line)) == (1, 1)
 
 
+@pytest.mark.long
 def test_forks_in_the_middle_of_writes(tmp_path: Path) -> None:
     """Children that train on neither reach the trace nor keep events that no writer will write."""
     trace = tmp_path / "trace"

@@ -318,6 +318,7 @@ def test_doctor_traces_a_probe(tmp_path: Path) -> None:
     assert missing.stderr.strip() == "ddltrace: no such interpreter: nope"
 
 
+@pytest.mark.long
 def test_descriptors_that_the_job_closes_are_not_written_to(tmp_path: Path) -> None:
     """All files, ours among them: those that the job opens next get their numbers."""
     (tmp_path / "job.py").write_text(CLOSES)
@@ -350,6 +351,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_a_command_may_end_before_its_ranks(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     (tmp_path / "job.py").write_text(OUTLASTS)

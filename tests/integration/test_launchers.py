@@ -103,6 +103,7 @@ def test_an_mpirun_below_the_launcher(tmp_path: Path, mpirun: str, style: str) -
     assert info.status == "complete"
 
 
+@pytest.mark.long
 def test_launchers_below_an_mpirun_share_a_directory(tmp_path: Path, mpirun: str) -> None:
     trace = tmp_path / "trace"
     job = [sys.executable, str(JOBS / "mpi_style.py")]
@@ -242,6 +243,7 @@ def test_children_and_helpers_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "trace", 0) == 3
 
 
+@pytest.mark.long
 def test_a_rank_that_replaces_itself_is_recorded_twice(tmp_path: Path) -> None:
     done = run(
         traced(
@@ -327,6 +329,7 @@ def test_installed_in_code(tmp_path: Path) -> None:
     assert sum(row["op"] == "all_reduce" for row in rows) == 5
 
 
+@pytest.mark.long
 def test_installed_in_code_and_told_where_by_the_environment(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IN_CODE.format(argument="", expected=True))
     done = run(on_ranks(tmp_path / "train.py"), cwd=tmp_path, DDLTRACE_OUTPUT=str(tmp_path / "t"))

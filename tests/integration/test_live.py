@@ -66,6 +66,7 @@ def following(trace: Path, process: subprocess.Popen[str]) -> Iterator[LiveTrace
         live.close()
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with running(trace, "trains_on.py") as process, following(trace, process) as live:

@@ -45,6 +45,7 @@ def gradient(job: Any, weights: Vector, step: int, rank: int) -> Vector:
     return weights - towards
 
 
+@pytest.mark.long
 def test_diloco_takes_nesterov_steps_on_the_mean_difference(
     job: Any, found: dict[str, list[float]]
 ) -> None:

@@ -74,6 +74,7 @@ def test_messages_are_what_the_strategy_says(ran: tuple[dict[str, list[float]], 
     assert 0.25 * gathered <= both["bytes"]["all_gather"] <= 0.27 * gathered
 
 
+@pytest.mark.long
 def test_a_job_without_fully_shard_ends_with_a_line(tmp_path: Path) -> None:
     command = [*DDLTRACE, "run", "-o", "trace", "--strategy", "fsdp:reduce=int8", "--"]
     done = run([*command, *torchrun("ddp_cnn.py")], cwd=tmp_path)

@@ -78,6 +78,7 @@ def test_a_store_that_is_away_loses_nothing(server: S3Server, tmp_path: Path) ->
     assert "has a trace: choose another with -o" in again.stderr
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_does_not_delay_the_end(server: S3Server, tmp_path: Path) -> None:
     """It answers at the start and no more later; the status is that of the job all the same."""
     variables = {**server.environment, "DDLTRACE_UPLOAD_WAIT": "0"}

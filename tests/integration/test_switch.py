@@ -255,6 +255,7 @@ def test_a_late_rank_of_another_launcher_begins_a_range(tmp_path: Path) -> None:
     check_late_rank(tmp_path / "trace")
 
 
+@pytest.mark.long
 def test_a_job_that_was_never_switched_on_says_so(tmp_path: Path) -> None:
     with running(tmp_path, "--off") as (trace, _):
         pass
@@ -265,6 +266,7 @@ def test_a_job_that_was_never_switched_on_says_so(tmp_path: Path) -> None:
     assert read_run(trace).status == "complete"
 
 
+@pytest.mark.long
 def test_strangers_change_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as (trace, job):
         path = read_sidecars(trace, [])[0].control
