@@ -54,8 +54,7 @@ STRATEGIES: Final = (
 )
 """Every technique by itself, and several sizes of DDP's buckets as the baseline to beat.
 
-`best_buckets` is DDP with the size that its search finds; the search takes 38 steps, as many as all
-rows would take besides."""
+Without `best_buckets`: its search takes 38 steps, and all rows would have to train them."""
 
 BEGIN: Final = "<!-- findings: written by hand, kept by benchmarks/experiments.py -->"
 END: Final = "<!-- end of findings -->"

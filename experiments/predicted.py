@@ -78,9 +78,9 @@ _SLOWER_HERE: Final = 1.75
 """How many times as long as calibrated a codec may take in a job, beside the backward pass."""
 
 _ALONE: Final = 0.6
-"""By which share a step's own work may be shorter in steps without messages, where these take
-processors of the ranks: the library's threads take none, and ranks that do not wait for each other
-leave no processor idle.
+"""The share by which a rank's own work may be shorter in steps without messages, if messages use
+the ranks' processors: the library's threads then use none, and ranks that do not wait for each
+other leave no processor idle.
 
 With 4 ranks on two processors, ``localsgd`` and ``diloco`` took 28 to 34 % less than predicted in
 one experiment (vgg), and 6 to 11 % less in others (digits)."""
@@ -172,7 +172,7 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
     if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
         raise Refused("compositions of architectures are not simulated")
     if isinstance(strategy.schedule, Poseidon):
-        raise Refused("which layers send factors depends on the rows of a batch, not in the trace")
+        raise Refused("which layers send factors depends on the batch, which is not in the trace")
     if strategy.schedule.search() is not None:
         raise Refused("it searches while the job runs: ask with --search, or for one setting")
     if strategy.schedule.cycle_ms is not None:

@@ -217,7 +217,7 @@ class Edit:
         work: Own work before each item, one array per rank.
         cycle: Steps after which its exchanges repeat: the mean over them is the time per step.
         more_us: By how much a step may take longer, for reasons that the trace does not show.
-        less_us: By how much it may take shorter.
+        less_us: By how much it may be shorter.
     """
 
     program: Program

@@ -60,13 +60,13 @@ class AgreedPlan:
         self._timing = GradientTiming(schedule, group) if schedule.timed_steps else None
 
     @property
-    def decides(self) -> bool:
+    def _decides(self) -> bool:
         """Whether this rank's dispatcher decides which messages start."""
         return self.schedule.agreement == "plan" or dist.get_rank(self._group) == 0
 
     def dispatcher(self) -> Dispatcher | None:
         """A dispatcher for one step; None without a plan, and on ranks that follow rank 0."""
-        if self.plan is None or not self.decides:
+        if self.plan is None or not self._decides:
             return None
         return self.schedule.dispatcher(self.plan)
 

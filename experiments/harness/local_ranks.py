@@ -70,7 +70,7 @@ def _die_with_launcher() -> None:
 def _reserve_port() -> socket.socket:
     """A socket that keeps a port of this machine from other processes while it is open.
 
-    It does not listen. Rank 0 listens to the port as well, because both reuse addresses.
+    The socket does not listen, and rank 0 can bind the same port, because both set SO_REUSEADDR.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

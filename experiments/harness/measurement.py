@@ -195,12 +195,12 @@ def _codec_times(trace: Trace, steps: Sequence[int]) -> tuple[float | None, floa
 
 
 def _step_times(trace: Trace, steps: Sequence[int]) -> list[float]:
-    """What a job takes longer for each step, in microseconds.
+    """The time that each step adds to the job, in microseconds.
 
-    From the end of the step before on its last rank to the end of the step on its last rank: where
-    ranks wait for each other rarely, one is in its next step long before another ends this one, and
-    the time from a step's first start to its last end counts twice. Time between steps, in which no
-    rank has begun the next one, is not part of it.
+    From the last rank's end of the step before to the last rank's end of the step. Where ranks
+    seldom wait for each other, one is in its next step long before another ends this one: times
+    from a step's first start to its last end would count that time twice. Time between steps, in
+    which no rank has begun the next one, is not part of it.
 
     Args:
         steps: Numbers of steps that the trace has.
@@ -208,28 +208,27 @@ def _step_times(trace: Trace, steps: Sequence[int]) -> list[float]:
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     for rank in trace.ranks:
-        table = trace.events(rank).select(["start_ns", "end_ns", "kind", "step"])
-        rows = table.filter(pc.equal(table["kind"].cast("string"), "step")).to_pylist()
-        for row in rows:
-            step, start, end = row["step"], row["start_ns"], row["end_ns"]
-            if step is not None and end is not None:
-                starts[step] = min(starts.get(step, start), start)
-                ends[step] = max(ends.get(step, end), end)
+        for step, start, end in _steps_of(trace, rank):
+            starts[step] = min(starts.get(step, start), start)
+            ends[step] = max(ends.get(step, end), end)
     begins = [max(starts[step], ends.get(step - 1, starts[step])) for step in steps]
     return [max(ends[step] - begin, 0) / 1e3 for step, begin in zip(steps, begins, strict=True)]
 
 
+def _steps_of(trace: Trace, rank: int) -> list[tuple[int, int, int]]:
+    """Number, start and end of each step that a rank has ended, ns."""
+    table = trace.events(rank).select(["step", "start_ns", "end_ns", "kind"])
+    ended = pc.and_(pc.is_valid(table["end_ns"]), pc.is_valid(table["step"]))
+    rows = table.filter(pc.and_(pc.equal(table["kind"].cast("string"), "step"), ended))
+    columns = (rows[name].to_pylist() for name in ("step", "start_ns", "end_ns"))
+    return list(zip(*columns, strict=True))
+
+
 def _step_ends(trace: Trace) -> list[float]:
     """End of every step of the lowest rank, microseconds from the start of its first one."""
-    if not trace.ranks:
-        return []
-    table = trace.events(trace.ranks[0]).select(["start_ns", "end_ns", "kind"])
-    rows = table.filter(pc.equal(table["kind"].cast("string"), "step"))
-    ends = rows["end_ns"].drop_null()
-    if not len(ends):
-        return []
-    first = pc.min(rows["start_ns"]).as_py()
-    return sorted((end - first) / 1e3 for end in ends.to_pylist())
+    own = _steps_of(trace, trace.ranks[0]) if trace.ranks else []
+    first = min((start for _, start, _ in own), default=0)
+    return sorted((end - first) / 1e3 for _, _, end in own)
 
 
 def _own_steps(
@@ -248,13 +247,11 @@ def _own_steps(
     times: dict[int, list[float]] = {}
     ends: dict[int, list[float]] = {}
     for rank in set(ranks) & set(trace.ranks):
-        table = trace.events(rank).select(["start_ns", "end_ns", "kind", "step"])
-        rows = table.filter(pc.equal(table["kind"].cast("string"), "step")).to_pylist()
-        begin = min((row["start_ns"] for row in rows), default=0)
-        for row in rows:
-            if row["end_ns"] is not None and row["step"] is not None:
-                times.setdefault(row["step"], []).append((row["end_ns"] - row["start_ns"]) / 1e3)
-                ends.setdefault(row["step"], []).append((row["end_ns"] - begin) / 1e3)
+        own = _steps_of(trace, rank)
+        begin = min((start for _, start, _ in own), default=0)
+        for step, start, end in own:
+            times.setdefault(step, []).append((end - start) / 1e3)
+            ends.setdefault(step, []).append((end - begin) / 1e3)
     steps = range(1, max(times, default=0) + 1) if window is None else window
     steady = [mean(times[step]) for step in sorted(times) if step in steps]
     return steady, [mean(ends[step]) for step in sorted(ends)]

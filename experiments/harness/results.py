@@ -54,7 +54,7 @@ class Run:
         trace: The trace's directory, relative to the results' directory; None if the run left no
             trace that can be read.
         first_step: Number of the first steady step.
-        step_us: What the job takes longer for every steady step, in order: from the last rank's end
+        step_us: The time that each steady step adds to the job, in order: from the last rank's end
             of the step before to the last rank's end of the step. Where a strategy's rule lets
             ranks make different numbers of steps, the mean over ranks of their own times.
         elapsed_us: End of every step on the lowest rank, warm-up included, from the start of the
@@ -190,7 +190,7 @@ class Row:
     Attributes:
         strategy: The strategy's spec, or a trace's name.
         trace: The first run's trace, relative to the results' directory.
-        step_us: What the job takes longer for every steady step, run after run.
+        step_us: The time that each steady step adds to the job, run after run.
         step_us_p50: Their median. Where a strategy exchanges in some steps only, that of means over
             `cycle_steps` steps in a row.
         step_us_p95: Their 95th percentile.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,28 @@ START = 10_000_000
 HOSTILE = '=cmd|"\x1b[2J</script>'
 
 
+def trace_of(rows: Mapping[int, Sequence[Row]], group: str = "", **more: Any) -> Trace:
+    """A trace of the rows of each rank, on one host.
+
+    Args:
+        group: Description of the group of all ranks.
+        more: Further attributes of every rank.
+    """
+    run, tables = RunInfo(status="complete"), {}
+    groups = [GroupInfo("0", group, "gloo", tuple(rows))]
+    for rank, own in rows.items():
+        segment = segment_name(rank=rank, attempt=0, pid=rank)
+        run.ranks.append(
+            RankInfo(rank=rank, segment=segment, clock_domain="host", groups=groups, **more)
+        )
+        tables[segment] = table_of(own)
+    return Trace(Path("made-by-hand"), run, tables)
+
+
 def made_trace() -> Trace:
     """Two ranks: gradients, messages that overlap, a send and its receive, an open message."""
-    run = RunInfo(status="complete")
-    tables = {}
+    rows_of = {}
     for rank in range(2):
-        info = RankInfo(
-            rank=rank,
-            segment=segment_name(rank=rank, attempt=0, pid=rank),
-            world_size=2,
-            clock_domain="host",
-            tensors=[
-                TensorInfo(0, "layer1.weight", (4,), "float32", 16),
-                TensorInfo(1, HOSTILE, (2,), "float32", 8),
-            ],
-            groups=[GroupInfo("0", "", "gloo", (0, 1))],
-        )
-        run.ranks.append(info)
         pair = {"op": "send", "bytes": 8} if rank == 0 else {"op": "recv", "out_bytes": 8}
         rows = [
             Row(0, 1000, "step", "step", "main", step=0),
@@ -48,8 +54,12 @@ def made_trace() -> Trace:
             row.start_ns += START
             row.end_ns = None if row.end_ns is None else row.end_ns + START
             row.enqueue_ns = None if row.enqueue_ns is None else row.enqueue_ns + START
-        tables[info.segment] = table_of(rows)
-    return Trace(Path("made-by-hand"), run, tables)
+        rows_of[rank] = rows
+    tensors = [
+        TensorInfo(0, "layer1.weight", (4,), "float32", 16),
+        TensorInfo(1, HOSTILE, (2,), "float32", 8),
+    ]
+    return trace_of(rows_of, world_size=2, tensors=tensors)
 
 
 def message(number: int, start: int, end: int | None, **more: Any) -> Row:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.made_trace import trace_of
 
-from ddltrace.analyzer.importers.imported import Row, table_of
+from ddltrace.analyzer.importers.imported import Row
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.open_trace import Trace, open_trace
 from ddltrace.analyzer.report.html_report import _tiles
 from ddltrace.analyzer.report.text_report import render_first_screen, render_report
-from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
-from ddltrace.tracer.trace.trace_files import segment_name
 
 SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
 STEP_NS = 100_000_000
@@ -30,16 +29,9 @@ def made(
         flops: Of each of three operators in steps 3 and 4.
         loads: How many of the ranks load data.
     """
-    run, tables = RunInfo(status="complete"), {}
+    rows_of = {}
     for rank in range(2):
-        info = RankInfo(
-            rank=rank,
-            segment=segment_name(rank=rank, attempt=0, pid=rank),
-            world_size=2,
-            clock_domain="host",
-            groups=[GroupInfo("0", group, "gloo", (0, 1))],
-        )
-        rows = []
+        rows: list[Row] = []
         for step in range(STEPS):
             at = 1000 + step * STEP_NS
             rows.append(Row(at, at + STEP_NS, "step", "step", "main", step=step))
@@ -60,9 +52,8 @@ def made(
                     **{"bytes": 8, "status": "ok", "enqueue_ns": at + 20},
                 )
             )
-        run.ranks.append(info)
-        tables[info.segment] = table_of(rows)
-    return Trace(Path("made-by-hand"), run, tables)
+        rows_of[rank] = rows
+    return trace_of(rows_of, group, world_size=2)
 
 
 def rates(analysis: Analysis) -> list[float | None]:

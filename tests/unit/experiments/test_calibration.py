@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
+from support.made_trace import trace_of
 
-from ddltrace.analyzer.importers.imported import Row, table_of
+from ddltrace.analyzer.importers.imported import Row
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.experiments.harness.measurement import calibration_of
 from ddltrace.experiments.harness.results import Run, summarize
@@ -16,26 +16,20 @@ from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.messages.trace_marks import CALIBRATION_BEGINS, CALIBRATION_ENDS
 from ddltrace.experiments.strategy.spec import names, parse
 from ddltrace.tracer.errors import TraceError, UsageError
-from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
-from ddltrace.tracer.trace.trace_files import segment_name
 
 SEED = random.SystemRandom().randrange(1 << 32)
 
 
-def trace_of(events: dict[int, list[tuple[str, str, int | None, int]]]) -> Trace:
+def trace_of_events(events: dict[int, list[tuple[str, str, int | None, int]]]) -> Trace:
     """A trace of (kind, name, step, bytes) for each rank."""
-    run, tables = RunInfo(status="complete"), {}
+    rows: dict[int, list[Row]] = {}
     for rank, own in events.items():
-        segment = segment_name(rank=rank, attempt=0, pid=rank)
-        groups = [GroupInfo("0", "", "gloo", tuple(events))]
-        info = RankInfo(rank=rank, segment=segment, clock_domain="host", groups=groups)
-        run.ranks.append(info)
-        rows = []
+        rows[rank] = []
         for number, (kind, name, step, size) in enumerate(own):
             more = {"op": "all_reduce", "group": "0", "bytes": size} if kind == "message" else {}
-            rows.append(Row(1000 + number, 1001 + number, kind, name, "main", step=step, **more))
-        tables[segment] = table_of(rows)
-    return Trace(Path("made-by-hand"), run, tables)
+            row = Row(1000 + number, 1001 + number, kind, name, "main", step=step, **more)
+            rows[rank].append(row)
+    return trace_of(rows)
 
 
 def test_messages_and_steps_of_generated_calibrations_are_counted() -> None:
@@ -47,7 +41,7 @@ def test_messages_and_steps_of_generated_calibrations_are_counted() -> None:
             rank: [rng.randrange(1, 1 << 20) for _ in range(rng.randrange(1, 9))] for rank in ranks
         }
         found = calibration_of(
-            trace_of(
+            trace_of_events(
                 {
                     rank: [
                         ("marker", CALIBRATION_BEGINS, None, 0),
@@ -72,11 +66,11 @@ def test_messages_and_steps_of_generated_calibrations_are_counted() -> None:
 
 def test_a_search_that_did_not_end_is_not_measured() -> None:
     begins = ("marker", CALIBRATION_BEGINS, None, 0)
-    found = calibration_of(trace_of({0: [begins], 1: [begins]}))
+    found = calibration_of(trace_of_events({0: [begins], 1: [begins]}))
     assert found is not None
     with pytest.raises(TraceError, match="searched or calibrated until the last step"):
         found.leave_out_of(range(10, 60))
-    assert calibration_of(trace_of({0: [("message", "bucket", 0, 8)]})) is None
+    assert calibration_of(trace_of_events({0: [("message", "bucket", 0, 8)]})) is None
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import heapq
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from support.made_trace import trace_of
 
-from ddltrace.analyzer.importers.imported import Row, table_of
+from ddltrace.analyzer.importers.imported import Row
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.experiments.harness.synchronization_report import (
     has_several_models,
@@ -42,8 +42,6 @@ from ddltrace.experiments.synchronization.server_state import (
 )
 from ddltrace.experiments.synchronization.ssp import AdaptiveSsp, Asp, Ssp
 from ddltrace.tracer.errors import UsageError
-from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
-from ddltrace.tracer.trace.trace_files import segment_name
 
 SEED = random.SystemRandom().randrange(1 << 32)
 SCHEDULES = 2000
@@ -327,7 +325,7 @@ def test_a_trace_of_several_models_is_recognized() -> None:
     assert has_several_models({0: [], 1: [], 2: [server], 3: [server], 4: [server], 5: [server]})
 
 
-def trace_of(cluster: Cluster, spec: str) -> Trace:
+def trace_of_cluster(cluster: Cluster, spec: str) -> Trace:
     """The trace that the cluster's processes would write: servers come after the workers."""
     workers = list(range(cluster.workers))
     rule = mark_name("rule", spec=spec, workers=workers, servers=len(cluster.marks))
@@ -342,13 +340,12 @@ def trace_of(cluster: Cluster, spec: str) -> Trace:
             names[server].append(
                 mark_name(mark.what, worker=mark.worker, clock=mark.clock, **values)
             )
-    run, tables = RunInfo(status="complete"), {}
-    for rank, own in names.items():
-        segment = segment_name(rank=rank, attempt=0, pid=rank)
-        run.ranks.append(RankInfo(rank=rank, segment=segment, clock_domain="host"))
-        rows = [Row(1000 + t, 1000 + t, "marker", name, "main") for t, name in enumerate(own)]
-        tables[segment] = table_of(rows)
-    return Trace(Path("made-by-hand"), run, tables)
+    return trace_of(
+        {
+            rank: [Row(1000 + t, 1000 + t, "marker", name, "main") for t, name in enumerate(own)]
+            for rank, own in names.items()
+        }
+    )
 
 
 def staleness_by_replay(cluster: Cluster) -> Counter[int]:
@@ -378,7 +375,7 @@ def test_staleness_counts_only_workers_that_still_train() -> None:
     for number in range(100):
         cluster = Cluster(rng, Asp(), with_deaths=number % 4 != 0)
         cluster.run()
-        found = synchronization_of(trace_of(cluster, "asp"))
+        found = synchronization_of(trace_of_cluster(cluster, "asp"))
         assert found is not None
         expected = staleness_by_replay(cluster)
         counts = found["staleness"]["counts"] if found["staleness"] else {}
@@ -397,6 +394,6 @@ def test_a_worker_that_died_at_its_first_step_makes_no_read_stale() -> None:
     workers = tuple(range(cluster.workers))
     read = Mark("read", 0, 600, {"held": (600, 1, 598), "active": (0, 2), "bound": ()})
     cluster.workers, cluster.marks, cluster.steps_of = 3, [[read]], {w: [] for w in workers}
-    found = synchronization_of(trace_of(cluster, "asp"))
+    found = synchronization_of(trace_of_cluster(cluster, "asp"))
     assert found is not None
     assert found["staleness"] == {"counts": {"2": 1}, "mean": 2.0, "max": 2}
