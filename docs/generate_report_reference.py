@@ -155,8 +155,9 @@ OF_COMPARISON = """\
 ## Names that `compare --fail-on` takes
 
 A change (after - before) of one of these, as in `--fail-on "step_us>+5%"` (percent of before) or
-`--fail-on "overlap_ratio<-0.1"`: {keys}. `step_us` is the mean; names of a category and `_us` are
-the critical path's. The check fails if the change is beyond the limit and more than noise.
+`--fail-on "overlap_ratio<-0.1"`: {keys}. `step_us` and
+`rank_step_us` are means; names of a category and `_us` are the critical path's. The check fails if
+the change is beyond the limit and more than noise.
 """
 
 OF_SETTINGS = {

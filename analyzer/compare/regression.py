@@ -12,13 +12,14 @@ from ddltrace.tracer.errors import ThresholdError, UsageError
 
 KEYS: Final = (
     "step_us",
+    "rank_step_us",
     "overlap_ratio",
     "compute_share",
     "exposed_comm_share",
     "idle_share",
     *(f"{category}_us" for category in CATEGORIES),
 )
-"""Keys of a limit: the step, its shares, and the parts of its critical path."""
+"""Keys of a limit: the step over all ranks and on one, its shares, parts of its critical path."""
 
 _EXPRESSION: Final = re.compile(
     r"\s*(?P<key>[a-z0-9_]+)\s*(?P<operator>[<>])\s*"
@@ -115,7 +116,7 @@ def check_limit(comparison: Comparison, limit: Limit) -> str | None:
 
 
 def _difference(comparison: Comparison, key: str) -> Difference:
-    if key == "step_us":
-        return comparison.step_us
+    if key in ("step_us", "rank_step_us"):
+        return comparison.step_us if key == "step_us" else comparison.rank_step_us
     rows = (*comparison.shares, *comparison.critical_path)
     return next(row for row in rows if row.name in (key, key.removesuffix("_us")))

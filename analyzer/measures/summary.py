@@ -21,6 +21,9 @@ from ddltrace.analyzer.measures.throughput import (
 _SHARE_BATCHES: Final = frozenset({"tensor", "pipeline", "context"})
 """Dimensions whose ranks work on the same samples."""
 
+OVERLAPPING: Final = 0.05
+"""By which share of its wall time a step takes less on one rank where ranks' steps overlap."""
+
 
 @dataclass(frozen=True)
 class StepTimes:

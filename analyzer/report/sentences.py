@@ -31,7 +31,7 @@ from ddltrace.analyzer.measures.hangs import Hang, Mismatch, Standstill, stuck_r
 from ddltrace.analyzer.measures.path_parts import PathPart
 from ddltrace.analyzer.measures.slow_steps import SlowStep
 from ddltrace.analyzer.measures.stragglers import StragglerRow, delays_others
-from ddltrace.analyzer.measures.summary import Summary
+from ddltrace.analyzer.measures.summary import OVERLAPPING, Summary
 from ddltrace.analyzer.measures.trace_facts import TraceFacts
 from ddltrace.analyzer.model import Analysis
 from ddltrace.tracer.exit_status import signal_name, status_text
@@ -51,8 +51,6 @@ _SHOWN_PARTS = 3
 _WAITING_WORTH_SAYING = 0.02
 _MAIN_CAUSE = 0.25
 _WORTH_SAYING = 0.1
-_OVERLAPPED = 0.05
-"""By which share of a step the steps of ranks overlap at least where the report says so."""
 _SHOWN_RANKS = 8
 _SHOWN_ACTIVITIES = 3
 _SHOWN_CALLS = 4
@@ -332,7 +330,7 @@ def where_text(analysis: Analysis) -> str:
     over = ", from its first start to its last end over all ranks"
     whole = f"mean{over if len(analysis.trace.ranks) > 1 else ''}"
     alone, together = summary.rank_step_us.mean, summary.step_us.mean
-    if alone and together and alone < (1 - _OVERLAPPED) * together:
+    if alone and together and alone < (1 - OVERLAPPING) * together:
         # A rank begins the next step while another is in this one.
         whole += f"; {time_text(alone)} on one rank"
     return (

@@ -63,7 +63,8 @@ def matrix_cards(workspace: Workspace) -> list[Component]:
     heads = ["trace", "step, mean", *(_title(f"against {column.title}") for column in traces)]
     hint = (
         "Mean step of the row less that of the column, with its 95 % interval; a link compares the "
-        "two. ~ not decided: runs of the same job differ by as much."
+        "two. Where ranks begin a step while others are in the one before, it is the step on one "
+        "rank. ~ not decided: runs of the same job differ by as much."
     )
     if more:
         hint += f" {more} further traces are not shown."

@@ -9,6 +9,7 @@ import numpy as np
 from dash import dcc, html
 
 from ddltrace.analyzer.compare.comparison import (
+    RANK_STEP,
     compare_shares,
     compare_steps,
     compare_work,
@@ -253,7 +254,8 @@ def _verdict(pair: Pair, step: Difference) -> Component:
     else:
         word = "shorter" if step.verdict == "less" else "longer"
         share = share_text(abs(step.change) / step.before)
-        text = f"B's mean step is {time_text(abs(step.change))} ({share}) {word}."
+        own = " on one rank" if step.name == RANK_STEP else ""
+        text = f"B's mean step{own} is {time_text(abs(step.change))} ({share}) {word}."
     return html.Section(
         [
             html.H1(text),
@@ -305,6 +307,13 @@ _HINT: Final = (
 
 _MEASURES: Final[tuple[tuple[str, _Read, _Show, bool | None, str], ...]] = (
     ("Step, mean", lambda a: a.analysis.summary.step_us.mean, time_text, True, "step"),
+    (
+        "Step on one rank, mean",
+        lambda a: a.analysis.summary.rank_step_us.mean,
+        time_text,
+        True,
+        RANK_STEP,
+    ),
     ("Step, median", lambda a: a.analysis.summary.step_us.p50, time_text, True, ""),
     ("Step, 95th percentile", lambda a: a.analysis.summary.step_us.p95, time_text, True, ""),
     (

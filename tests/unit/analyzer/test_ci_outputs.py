@@ -12,8 +12,14 @@ from click.testing import CliRunner
 import ddltrace
 from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.commands import compare as compare_command
-from ddltrace.analyzer.compare.comparison import Comparison, compare
+from ddltrace.analyzer.compare.comparison import (
+    Comparison,
+    compare,
+    compare_steps,
+    render_comparison,
+)
 from ddltrace.analyzer.compare.regression import KEYS, check_limit, parse_limit
+from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.markdown_report import render_markdown
 from ddltrace.tracer.errors import ThresholdError, UsageError
@@ -31,6 +37,22 @@ def slower(analysis: Analysis) -> Comparison:
     """The sample against itself with steps that take 10 % longer."""
     steps = tuple(replace(row, wall_us=row.wall_us * 1.1) for row in analysis.steps)
     return compare([analysis], [replace(analysis, steps=steps)])
+
+
+def test_where_steps_of_ranks_overlap_the_step_on_one_rank_decides(analysis: Analysis) -> None:
+    # As with ranks that seldom wait for each other: the wall times are longer, the job is not.
+    steps = tuple(replace(row, wall_us=row.wall_us * 2) for row in analysis.steps)
+    drifted = replace(analysis, steps=steps)
+    found = compare([analysis] * 3, [drifted] * 3)
+    assert (found.step_us.verdict, found.rank_step_us.verdict) == ("more", "same")
+    assert compare_steps([analysis] * 3, [drifted] * 3) == found.rank_step_us
+    text = render_comparison(found)
+    assert f"{time_text(found.rank_step_us.after)} after, on one rank" in text
+    assert "times slower" not in text
+    own_us = analysis.summary.rank_step_us.mean
+    together = tuple(replace(row, wall_us=own_us) for row in analysis.steps)
+    aligned = replace(analysis, steps=together)
+    assert compare_steps([aligned] * 3, [aligned] * 3).name == "step"
 
 
 def test_markdown_has_the_findings_and_escapes_names(analysis: Analysis) -> None:
