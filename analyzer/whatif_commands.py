@@ -124,7 +124,6 @@ def whatif(
     back their time.
     """
     from ddltrace.analyzer.open_trace import open_as_one
-    from ddltrace.analyzer.whatif.calibration import read_calibration
     from ddltrace.analyzer.whatif.questions import (
         Question,
         read_faster,
@@ -152,9 +151,7 @@ def whatif(
     if output is not None and (every or search or not question.to_json()):
         raise UsageError("--output is for one question: say what is to be different")
     with open_as_one(traces, None) as trace:
-        asked = what_if(trace)
-        if calibration is not None:
-            asked.use_calibration(read_calibration(calibration))
+        asked = what_if(trace, calibration=calibration)
         asked.answers_anyway = force
         if every or search:
             strategies = require_extension("whatif", "--all" if every else "--search")

@@ -28,7 +28,10 @@ SIZES: Final = tuple(1 << power for power in range(10, 25, 2))
 """Bytes of the vectors: 1 KiB to 16 MiB."""
 
 _SHAPES: Final = ((32, 1), (32, 16), (512, 1))
-"""Side of the square matrices that a message carries, and how many: for codecs of low rank."""
+"""Rows of the matrices that a message carries, and how many; the first one is square.
+
+Matrices for codecs of low rank. Each has more columns than the one before by as many as the first
+has: codecs treat tensors of one length together, after they have rounded lengths up."""
 
 _LAYERS: Final = 24
 """Of the model with which the engine's work for a gradient is timed; two gradients each."""
@@ -154,9 +157,9 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
             exchange = create_message_exchange(parse(spec), group)
         except DdltraceError:
             continue
-        for side, parts in _SHAPES:
-            elements = parts * side * side
-            gradients, messages = _messages(side, parts)
+        for rows, lengths in _SHAPES:
+            gradients, messages = _messages(rows, lengths)
+            elements = messages[0].elements
             exchange.prepare(gradients)
             times: dict[int, list[float]] = {1: [], AT_ONCE: []}
             for number in range(_WARMUP + rounds):
@@ -175,7 +178,7 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
                     "strategy": spec,
                     "ranks": dist.get_world_size(),
                     "elements": elements,
-                    "parts": parts,
+                    "lengths": lengths,
                     "us": statistics.median(times[AT_ONCE]),
                     "alone_us": statistics.median(times[1]),
                 }
@@ -184,16 +187,18 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def _messages(side: int, parts: int) -> tuple[dict[int, Gradient], list[Message]]:
-    """Messages of some square matrices each."""
-    elements = side * side
-    count = AT_ONCE * parts
-    gradients = {n: Gradient(n, f"{n}", elements, shape=(side, side)) for n in range(count)}
+def _messages(rows: int, lengths: int) -> tuple[dict[int, Gradient], list[Message]]:
+    """Messages of some matrices each, of different lengths."""
+    gradients: dict[int, Gradient] = {}
     messages = []
     for number in range(AT_ONCE):
-        carried = range(number * parts, (number + 1) * parts)
-        slices = tuple(Slice(n, 0, elements) for n in carried)
-        messages.append(Message(number, slices, 4 * elements * parts))
+        slices = []
+        for columns in range(rows, rows * (lengths + 1), rows):
+            index, elements = len(gradients), rows * columns
+            gradients[index] = Gradient(index, f"{index}", elements, shape=(rows, columns))
+            slices.append(Slice(index, 0, elements))
+        size = 4 * sum(each.elements for each in slices)
+        messages.append(Message(number, tuple(slices), size))
     return gradients, messages
 
 

@@ -74,8 +74,14 @@ _SLOWER_CODEC: Final = 4.0
 """How many times as long as alone, in a loop, a codec may take in a job: caches are cold, and ranks
 share processors and memory. Assumed, not measured."""
 
-_SLOWER_HERE: Final = 1.75
-"""How many times as long as calibrated a codec may take in a job, beside the backward pass."""
+_IN_JOB: Final = 1.3
+"""How many times as much as in a calibration the engine takes of processors for a codec's message.
+
+In a job, the backward pass has emptied the caches (``signsgd`` and ``qsgd`` on 4 ranks of ``vgg``:
+1.3 times the processor time of the same messages without a model)."""
+
+_SLOWER_HERE: Final = 1.35
+"""How many times as long as predicted a codec may take in a job."""
 
 _ALONE: Final = 0.6
 """The share by which a rank's own work may be shorter in steps without messages, if messages use
@@ -104,6 +110,7 @@ def apply(
     ranks: int,
     calibration: Calibration | None = None,
     times_codecs: bool = True,
+    quiet: float | None = None,
 ) -> Edit:
     """Replaces the gradient messages of a program by those of a strategy.
 
@@ -114,6 +121,8 @@ def apply(
         ranks: How many ranks exchange the messages: the program is resized afterwards.
         calibration: What the engine's messages take of processors, where it is measured.
         times_codecs: Whether to time a codec here that is not calibrated.
+        quiet: The share of its time that a rank's own work takes where no messages use processors;
+            None where that is not known.
 
     Raises:
         Refused: The trace does not hold what the strategy would do to the job.
@@ -134,6 +143,7 @@ def apply(
         ranks=ranks,
         calibration=calibration,
         times_codecs=times_codecs,
+        quiet=quiet,
     ).edit()
 
 
@@ -309,8 +319,9 @@ class _Exchanged:
         ranks: int,
         calibration: Calibration | None,
         times_codecs: bool,
+        quiet: float | None,
     ) -> None:
-        self._times_codecs = times_codecs
+        self._times_codecs, self._quiet = times_codecs, quiet
         self._joined, self._program, self._work = joined, program, work
         self._network = network
         self._strategy, self._gradients = strategy, gradients
@@ -400,9 +411,13 @@ class _Exchanged:
         """What a message takes of processors by the calibration."""
         if self._calibration is None:
             return None
-        return self._calibration.exchange_ns(
-            self._exchange, message.elements, len(message.slices), len(self._plan.messages)
+        lengths = len({each.elements for each in message.slices})
+        measured = self._calibration.exchange_ns(
+            self._exchange, message.elements, lengths, len(self._plan.messages)
         )
+        if measured is not None and self._strategy.encodes:
+            return _IN_JOB * measured
+        return measured
 
     def _more_us(self) -> float:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""
@@ -416,6 +431,12 @@ class _Exchanged:
         codec_us = sum(cost.encode_ns + cost.decode_ns for cost in self._costs) / 1e3
         engine_us = len(self._costs) * _ENGINE_US + gradients * _GRADIENT_US
         return engine_us + (_SLOWER_CODEC - 1) * codec_us
+
+    def _shares_of_steps(self) -> FloatArray:
+        """The share of its recorded time that a rank's own work takes in each step."""
+        steps = range(len(self._program.steps) + 1)
+        beside = [step in self._numbers and not self._averages_parameters for step in steps]
+        return np.where(beside, 1.0, 1.0 if self._quiet is None else self._quiet)
 
     def _less_us(self, work: list[FloatArray]) -> float:
         """What a step may take less where not every step exchanges: see `_ALONE`."""
@@ -499,14 +520,14 @@ class _Exchanged:
             extra[order],
         )
         begin, until = clock.instants(at)
-        between = np.diff(np.append(0.0, at))
+        ends = np.cumsum(kind == STEP_END)
+        step = np.append(0, ends[:-1])
+        between = np.diff(np.append(0.0, at)) * self._shares_of_steps()[step]
         between += self._codec_work(kind, exchange)
         if self._calibration is not None:
             between[(kind == LAUNCH) & np.isin(exchange, self._ready)] += (
                 self._calibration.gradient_us * 1e3
             )
-        ends = np.cumsum(kind == STEP_END)
-        step = np.append(0, ends[:-1])
         return Items(kind, exchange, between, extra, begin, until, step)
 
     def _delays(

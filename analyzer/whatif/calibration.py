@@ -1,12 +1,12 @@
 """What ``ddltrace experiment calibrate`` has measured: the costs of messages on a machine.
 
-The file is JSON: ``schema`` (``ddltrace.calibration/1``), ``library`` and ``created``; ``points``,
+The file is JSON: ``schema`` (``ddltrace.calibration/2``), ``library`` and ``created``; ``points``,
 the median time of an all_reduce of each size on each number of ranks, as objects with ``ranks``,
 ``bytes``, ``us``; ``exchanges``, the median time in which the engine averages a message with a
 codec or architecture on links of at least 10 Gbit/s, as objects with ``strategy``, ``ranks``,
-``elements``, ``parts`` (gradients that it carries), ``us`` (an eighth of eight messages at once)
-and ``alone_us`` (a message alone); and ``gradient_us``, what the engine takes for each gradient
-beside DDP.
+``elements``, ``lengths`` (how many different lengths the gradients have that it carries: codecs
+treat those of one length together), ``us`` (an eighth of eight messages at once) and ``alone_us``
+(a message alone); and ``gradient_us``, what the engine takes for each gradient beside DDP.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import numpy as np
 from ddltrace.analyzer.whatif.costs import SMALL, messages_in_a_row
 from ddltrace.tracer.errors import UsageError
 
-SCHEMA: Final = "ddltrace.calibration/1"
+SCHEMA: Final = "ddltrace.calibration/2"
 FILE: Final = "calibration.json"
 """Its name in the folder of a trace."""
+DDP: Final = "ddp"
+"""The strategy of messages that are sent as they are."""
 AT_ONCE: Final = 8
 """Messages that are in flight while exchanges are timed, as in a step."""
 
@@ -46,7 +48,7 @@ class Exchanged(msgspec.Struct, frozen=True):
     ranks: _Ranks
     elements: _Count
     us: _Time
-    parts: _Count = 1
+    lengths: _Count = 1
     alone_us: _Time | None = None
 
 
@@ -60,26 +62,28 @@ class Calibration(msgspec.Struct, frozen=True):
     exchanges: list[Exchanged] = []
     gradient_us: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
-    def exchange_ns(self, strategy: str, elements: int, parts: int, messages: int) -> float | None:
+    def exchange_ns(
+        self, strategy: str, elements: int, lengths: int, messages: int
+    ) -> float | None:
         """What the engine's average of a vector takes of the processors; None if not measured.
 
         A step's messages take a fixed time together and a time each, which follow from a message
         alone and from eight at once.
 
         Args:
-            strategy: A codec, an architecture, or ``ddp``.
+            strategy: A codec, an architecture, or `DDP`.
             elements: Of the vector.
-            parts: Gradients that it carries.
+            lengths: How many different lengths its gradients have.
             messages: How many a step has.
         """
         points = [each for each in self.exchanges if each.strategy == strategy]
         if len(points) < 3:
             return None
-        terms = np.array([(1.0, each.elements, each.parts) for each in points])
+        terms = np.array([(1.0, each.elements, each.lengths) for each in points])
 
         def fitted(times: list[float]) -> float:
             found, *_ = np.linalg.lstsq(terms, np.array(times), rcond=None)
-            return max(float(found @ (1.0, elements, parts)), min(times))
+            return max(float(found @ (1.0, elements, lengths)), min(times))
 
         eighth = fitted([each.us for each in points])
         alone = fitted([max(each.alone_us or 0.0, each.us) for each in points])

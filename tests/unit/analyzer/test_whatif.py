@@ -23,6 +23,7 @@ from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.events.event_columns import NULL
 from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.importers.write_imported import save
+from ddltrace.analyzer.measures.processor_time import HostUse
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.analyzer.whatif import predictions, questions
 from ddltrace.analyzer.whatif.calibration import read_calibration
@@ -368,6 +369,18 @@ def test_ranks_that_exchange_rarely_may_be_faster_than_their_work_says():
     assert rarely.low_us / rarely.step_us < 0.8 < always.low_us / always.step_us
 
 
+@pytest.mark.parametrize("share", [0.5, 1.5])
+def test_ranks_take_turns_where_no_message_uses_their_processors(monkeypatch, share):
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    steps, ranks = len(asked.program.steps), len(asked.program.ranks)
+    work_us = sum(items.work.sum() for items in asked.program.items) / steps / ranks / 1e3
+    messages_us = questions._BUSY * asked._recorded_messages_us(asked.network)
+    used = dict.fromkeys(asked.program.ranks, (share * work_us + messages_us) * 2 / ranks)
+    monkeypatch.setattr(questions, "host_uses", lambda *_: [HostUse(1.0, used, 2.0)])
+    found = asked.ask(Question(strategy="localsgd:period=4"))
+    assert found.compute_us == pytest.approx(min(share - 1, 0) * work_us, rel=0.05, abs=1)
+
+
 @pytest.mark.parametrize(
     ("sample", "question"),
     [
@@ -432,14 +445,14 @@ def test_a_calibration_is_read(tmp_path):
         for size in (1024, 65_536, 1 << 20)
     ]
     document = {
-        "schema": "ddltrace.calibration/1",
+        "schema": "ddltrace.calibration/2",
         "library": "gloo",
         "created": "2026-11-27T00:00:00Z",
         "points": points,
     }
     exchanges = [
-        {"strategy": "int8", "ranks": 4, "elements": n, "parts": parts, "us": 10 + n / 100 + parts}
-        for n, parts in ((1024, 1), (16_384, 16), (262_144, 1))
+        {"strategy": "int8", "ranks": 4, "elements": n, "lengths": k, "us": 10 + n / 100 + k}
+        for n, k in ((1024, 1), (16_384, 16), (262_144, 1))
     ]
     document |= {"exchanges": exchanges, "gradient_us": 50.0}
     file = tmp_path / "calibration.json"
@@ -495,7 +508,7 @@ def test_advice_with_a_codec_is_predicted_by_a_calibration(tmp_path: Path) -> No
         {"strategy": "bf16", "ranks": 4, "elements": n, "parts": parts, "us": 100 + n / 100}
         for n, parts in ((1024, 1), (16_384, 16), (262_144, 1))
     ]
-    document = {"schema": "ddltrace.calibration/1", "library": "gloo", "created": "2026-11-28"}
+    document = {"schema": "ddltrace.calibration/2", "library": "gloo", "created": "2026-11-28"}
     (trace / "calibration.json").write_text(
         json.dumps(document | {"points": points, "exchanges": exchanges})
     )
@@ -518,7 +531,7 @@ def test_advice_on_many_messages_is_not_predicted(monkeypatch) -> None:
         *(("ranks", value) for value in (1, 1 << 60, 2.5)),
         ("bytes", 0),
         ("gradient_us", -1),
-        ("schema", "ddltrace.calibration/2"),
+        ("schema", "ddltrace.calibration/9"),
         ("points", []),
         ("exchanges", [{"strategy": "bf16", "ranks": 4, "elements": 1, "us": 1, "alone_us": -1}]),
     ],
@@ -529,7 +542,7 @@ def test_a_damaged_calibration_is_one_line_and_no_prediction(
     trace = tmp_path / "trace"
     shutil.copytree(SAMPLES / "straggler", trace)
     point = {"ranks": 2, "bytes": 1024, "us": 100.0}
-    document = {"schema": "ddltrace.calibration/1", "library": "gloo", "created": "2026-11-28"}
+    document = {"schema": "ddltrace.calibration/2", "library": "gloo", "created": "2026-11-28"}
     document |= {"points": [{**point, where: value} if where in point else point, point]}
     document |= {where: value} if where not in point else {}
     (trace / "calibration.json").write_text(json.dumps(document))
