@@ -76,11 +76,6 @@ _BUSY: Final = 0.65
 12 more messages of a step, of 4.7 ms each, took 37 ms of processor time (``fifo`` beside ``ddp``, 4
 ranks on two processors)."""
 
-_TURNS: Final = 1.1
-"""How many times its processor time a step takes at least where ranks and messages take turns.
-
-Of 24 strategies on 4 ranks and two processors it was 1.06 to 1.37 times."""
-
 _CROWDED: Final = 1.5
 """The overhead of a message grows with this power of the ranks that share a processor.
 
@@ -515,7 +510,7 @@ class WhatIf:
         grown = len(case.program.ranks) / ranks
         grown *= len(set(self._machines)) / len(set(asked.machines))
         grown *= worked / recorded if recorded else 1.0
-        return _TURNS * (own * grown + _processor_us(case.program, asked)) / case.batches
+        return (own * grown + _processor_us(case.program, asked)) / case.batches
 
     def _own_us(self, network: Network) -> float | None:
         """The processor time of the ranks of a machine in a step, without messages, a processor.
