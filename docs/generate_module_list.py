@@ -1,7 +1,6 @@
 """Writes the list of modules into `docs/architecture.md`: `python3 dev.py docs`.
 
-Every module has one line: the first line of its docstring. Folders are in the order of the
-data flow; a folder that `FOLDERS` does not name comes after the named ones of its package.
+Every module has one line: the first line of its docstring, or of its first comment.
 """
 
 from __future__ import annotations
@@ -17,38 +16,7 @@ PAGE: Final = Path(__file__).with_name("architecture.md")
 BEGIN: Final = "<!-- modules: written by `python3 dev.py docs` -->"
 END: Final = "<!-- end of modules -->"
 
-FOLDERS: Final = (
-    *("tracer/launch", "tracer/bootstrap", "tracer/capture", "tracer/interpose"),
-    *("tracer/interpose/c10d", "tracer/native", "tracer/naming", "tracer/timing"),
-    "tracer/connections",
-    *("tracer/record", "tracer/resources", "tracer/trace", "tracer/storage", "tracer"),
-    *("analyzer/importers", "analyzer/importers/chakra", "analyzer/importers/chrome"),
-    *("analyzer/importers/kineto", "analyzer/importers/straggler_analysis"),
-    *("analyzer/trace", "analyzer/events", "analyzer/joined", "analyzer/measures", "analyzer"),
-    *(
-        "analyzer/live",
-        "analyzer/report",
-        "analyzer/compare",
-        "analyzer/query",
-        "analyzer/exporters",
-    ),
-    "analyzer/formatting",
-    *("experiments/strategy", "experiments", "experiments/schedules", "experiments/codecs"),
-    *("experiments/codecs/kernels", "experiments/codecs/forms", "experiments/frequency"),
-    "experiments/optimizer_rules",
-    *(
-        "experiments/architectures",
-        "experiments/collectives",
-        "experiments/synchronization",
-        "experiments/asynchrony",
-        "experiments/transports",
-    ),
-    *("experiments/transports/backends", "experiments/messages", "experiments/engine"),
-    *("experiments/workloads", "experiments/pacing", "experiments/network"),
-    *("experiments/observation", "experiments/harness", "experiments/transport_benchmark"),
-    *("dashboard/stored", "dashboard/timeline", "dashboard", "dashboard/pages", "dashboard/runs"),
-    "package-root",
-)
+SUFFIXES: Final = (".py", ".cpp", ".c", ".h", ".js")
 PACKAGES: Final = ("tracer", "analyzer", "experiments", "dashboard", "package-root")
 
 
@@ -56,22 +24,20 @@ def modules() -> dict[str, list[Path]]:
     """The modules of each folder, by the folder's path below the root."""
     found: dict[str, list[Path]] = {}
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if path.stem != "__init__":
+        paths = (ROOT / package).rglob("*")
+        for path in sorted(paths, key=lambda each: (each.parent, each.name)):
+            if path.suffix in SUFFIXES and path.stem != "__init__":
                 found.setdefault(path.parent.relative_to(ROOT).as_posix(), []).append(path)
     return found
 
 
-def place(folder: str) -> tuple[int, int, str]:
-    """Where a folder stands in the list."""
-    package = PACKAGES.index(folder.partition("/")[0])
-    known = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
-    return package, known, folder
-
-
 def summary(path: Path) -> str:
-    """The first line of a module's docstring, as Markdown."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    """The first line of a module's docstring, or of its first comment, as Markdown."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        text = re.sub(r"^(\"use strict\";\n)?(//|/\*) ", "", text)
     return re.sub(r"``(.*?)``", r"`\1`", text.split("\n")[0])
 
 
@@ -79,7 +45,7 @@ def module_list() -> str:
     """The section's text."""
     found = modules()
     lines = [BEGIN]
-    for folder in sorted(found, key=place):
+    for folder in found:
         lines += ["", f"### `{folder}/`", ""]
         lines += [f"- `{path.name}`: {summary(path)}" for path in found[folder]]
     return "\n".join([*lines, "", END])

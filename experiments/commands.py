@@ -100,7 +100,8 @@ _WORKLOAD = click.option(
 _WIDTH = click.option(
     "--width",
     type=click.IntRange(1, 1024),
-    help="Size of the model: bytes to send and computation grow with its square.  "
+    help="Size of the model: bytes to send and computation grow with its square (embeddings: "
+    "linearly).  "
     f"[default: {_defaults('width')}]",
 )
 

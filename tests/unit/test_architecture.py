@@ -25,7 +25,7 @@ def test_every_module_is_named(generator: Any) -> None:
     for line in section.splitlines():
         if line.startswith("### "):
             folder = line.split("`")[1]
-        elif match := re.match(r"- `(\w+\.py)`: \S", line):
+        elif match := re.match(r"- `(\w+\.\w+)`: \S", line):
             named.add(folder + match[1])
     modules = {
         path.relative_to(ROOT).as_posix()

@@ -15,13 +15,13 @@ from ddltrace.tracer.storage.plain_files import copy_plain
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PARTS_LABEL, RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
-from ddltrace.tracer.trace.trace_files import RUN_FILE, parts_of
+from ddltrace.tracer.trace.trace_files import RING_PATTERN, RUN_FILE, parts_of
 from ddltrace.tracer.trace.trace_parts import check_one_job, check_same_time, merge
 
 if TYPE_CHECKING:
     from ddltrace.tracer.storage.remote_path import RemotePath
 
-_FILES: Final = (RUN_FILE, "rank-*", "counters-*")
+_FILES: Final = (RUN_FILE, "rank-*", "counters-*", RING_PATTERN)
 
 
 @dataclass

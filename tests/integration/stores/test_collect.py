@@ -47,6 +47,15 @@ def test_a_path_and_a_url_are_collected(environment: S3Server, tmp_path: Path) -
     assert whole.events(1).equals(ddltrace.open(there).events(1))
 
 
+def test_rings_of_nccl_come_along_from_a_store(environment: S3Server, tmp_path: Path) -> None:
+    there = node(tmp_path, 1)
+    (there / "nccl-1-77.ring").write_bytes(b"a ring's records")
+    put(environment, there, "node-1")
+    done = collect(f"s3://{BUCKET}/node-1", "-o", tmp_path / "whole")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "whole" / "nccl-1-77.ring").read_bytes() == b"a ring's records"
+
+
 def test_what_is_missing_is_named(environment: S3Server, tmp_path: Path) -> None:
     here, other = node(tmp_path, 0, world_size=4), node(tmp_path, 2, world_size=4)
     next(other.glob("*.arrow")).unlink()
