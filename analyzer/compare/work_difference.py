@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddltrace.analyzer.formatting.terminal import Section, TextTable
+from ddltrace.analyzer.formatting.terminal import Section, TextTable, more
 from ddltrace.analyzer.formatting.text_table import kernel_text
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, time_text
 from ddltrace.analyzer.measures.operation_rows import KernelRow, OperatorRow
@@ -317,12 +317,10 @@ def changes_section(title: str, changes: Sequence[OperationChange]) -> Section:
         for row in changes[:_MAX_ROWS]
     ]
     header = ["", "", "runs before", "after", "before", "after", "change"]
-    more = len(changes) - _MAX_ROWS
-    tail = [f"  {more} more in --json"] if more > 0 else []
     return [
         f"{title} (of one step and rank; largest changes)",
         TextTable(header, cells, keys=2),
-        *tail,
+        *more(len(changes), _MAX_ROWS),
     ]
 
 

@@ -221,6 +221,17 @@ def places_by_value(values: IntArray) -> Iterator[tuple[int, IntArray]]:
         yield int(ordered[begin]), order[begin:stop]
 
 
+def find(wanted: IntArray, ids: IntArray) -> IntArray:
+    """Index in `ids` of each number wanted; `NULL` for those that are not there, and for `NULL`."""
+    found = np.full(len(wanted), NULL)
+    if len(ids) and len(wanted):
+        order = np.argsort(ids, kind="stable")
+        place = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
+        hit = (ids[order][place] == wanted) & (wanted != NULL)
+        found[hit] = order[place[hit]]
+    return found
+
+
 def by_place(place: IntArray, count: int) -> list[IntArray]:
     """The entries of each place from 0 to `count` - 1, ascending."""
     order = np.argsort(place, kind="stable")

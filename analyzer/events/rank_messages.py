@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, Columns, IntArray, find
 from ddltrace.analyzer.events.interval_sets import Spans, union
 from ddltrace.tracer.trace.schema import BUCKET
 
@@ -169,7 +169,7 @@ def read_waits(columns: Columns, messages: Messages) -> Waits:
         order = np.argsort(start, kind="stable")
         rows, start = rows[order], start[order]
     end = np.maximum(columns.end[rows], start)
-    message = _find(columns.ints("parent", rows), messages.id)
+    message = find(columns.ints("parent", rows), messages.id)
     unknown = np.flatnonzero(message == NULL)
     if len(unknown):
         named = np.array([name == _BACKWARD for name in [*columns.names, ""]])
@@ -187,17 +187,6 @@ def read_waits(columns: Columns, messages: Messages) -> Waits:
         clipped = np.where(message[unknown] == NULL, start[unknown], clipped)
         end[unknown] = np.where(backward, clipped, end[unknown])
     return Waits(start, end, message, columns.lane[rows], columns.lanes)
-
-
-def _find(wanted: IntArray, ids: IntArray) -> IntArray:
-    """Index in `ids` of each number wanted, or `NULL`."""
-    found = np.full(len(wanted), NULL)
-    if len(ids) and len(wanted):
-        order = np.argsort(ids, kind="stable")
-        place = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
-        hit = (ids[order][place] == wanted) & (wanted != NULL)
-        found[hit] = order[place[hit]]
-    return found
 
 
 def _backward_starts(columns: Columns, instants: IntArray) -> IntArray:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Integers = npt.NDArray[np.int64]
 
 _FIRST_LANES: Final = ("main", "thread", "comm", "stream")
+_OUTER_FIRST: Final = ("step", "phase", "data", "layer", "marker", "host")
+"""Kinds from the outside in."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,11 @@ def tracks_of(table: pa.Table, end_ns: Integers) -> list[Track]:
     codes = lane.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     names = lane.dictionary.to_pylist()
     kinds = table["kind"].combine_chunks()
-    outer_first = _KindOrder(kinds.dictionary.to_pylist()).of(kinds.indices.to_numpy())
+    place = [
+        _OUTER_FIRST.index(kind) if kind in _OUTER_FIRST else len(_OUTER_FIRST)
+        for kind in kinds.dictionary.to_pylist()
+    ]
+    outer_first = np.array(place or [0])[kinds.indices.to_numpy()]
     found = []
     lanes = sorted(places_by_value(codes), key=lambda each: _lane_key(names, each[0]))
     for code, rows in lanes:
@@ -85,22 +91,6 @@ def ends_of(table: pa.Table) -> Integers:
     filled = np.where(pc.fill_null(completed, False).to_numpy(zero_copy_only=False), start, filled)
     ends: Integers = np.maximum(filled, start)
     return ends
-
-
-class _KindOrder:
-    """Orders kinds from the outside in."""
-
-    _ORDER: Final = ("step", "phase", "data", "layer", "marker", "host")
-
-    def __init__(self, kinds: list[str]) -> None:
-        last = len(self._ORDER)
-        self._rank = np.array(
-            [self._ORDER.index(kind) if kind in self._ORDER else last for kind in kinds] or [0]
-        )
-
-    def of(self, codes: npt.NDArray[np.int8]) -> Integers:
-        ranks: Integers = self._rank[codes]
-        return ranks
 
 
 def _lane_key(names: list[str], code: int) -> tuple[int, str]:

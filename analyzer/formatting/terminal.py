@@ -111,6 +111,11 @@ def has_colors() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
+def more(count: int, shown: int) -> Section:
+    """A line that says how many rows a table leaves out; nothing if it shows all of them."""
+    return [f"  {count - shown} more in --json"] if count > shown else []
+
+
 def layout(sections: Sequence[Section], width: int, *, colors: bool = False) -> str:
     """Lays out sections, an empty line between them.
 

@@ -33,7 +33,7 @@ from ddltrace.analyzer.events.event_columns import (
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within
 from ddltrace.analyzer.events.own_work import ACTIVITIES
 from ddltrace.analyzer.joined.dependencies import Graph, other_sides
-from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.joined.join import Joined, rows_of
 
 CAUSES: Final = (*ACTIVITIES, "transfer")
 """Activities in which lateness can begin; ``transfer`` is a message that took longer."""
@@ -248,14 +248,9 @@ def _same_message(joined: Joined, message: IntArray, rank: IntArray) -> IntArray
     found = np.where((found != NULL) & (np.append(messages.rank, NULL)[found] == rank), found, NULL)
     collective = np.append(joined.collective, NULL)[message]
     rows = np.flatnonzero(collective != NULL)
-    width = int(messages.rank.max(initial=0)) + 1
-    key = joined.collective[joined.order] * width + messages.rank[joined.order]
-    by_key = np.argsort(key, kind="stable")
-    if len(rows) and len(key):
-        wanted = collective[rows] * width + rank[rows]
-        place = np.minimum(np.searchsorted(key[by_key], wanted), len(key) - 1)
-        hit = key[by_key][place] == wanted
-        found[rows[hit]] = joined.order[by_key[place[hit]]]
+    found[rows] = rows_of(
+        joined.order, joined.collective, messages.rank, collective[rows], rank[rows]
+    )
     return found
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, changes
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.join import Joined, State
+from ddltrace.analyzer.joined.join import Joined, State, rows_of
 
 _HANDOVER_NS: Final = 200_000
 """Maximum delay between the end of a message and the next start in a queue that it occupied."""
@@ -263,15 +263,8 @@ def other_sides(joined: Joined) -> IntArray:
     other[pairs] = joined.partner[pairs]
     # In a collective, the part of the rank that is waited for: of its root, or of the last to come.
     rest = np.flatnonzero(waits & (joined.collective != NULL))
-    order = joined.order[joined.collective[joined.order] != NULL]
-    width = int(messages.rank.max(initial=0)) + 1
-    key = joined.collective[order] * width + messages.rank[order]
-    by_key = np.argsort(key, kind="stable")
-    wanted = joined.collective[rest] * width + releaser[rest]
-    place = np.minimum(np.searchsorted(key[by_key], wanted), max(len(order) - 1, 0))
-    if len(rest):
-        hit = key[by_key][place] == wanted
-        other[rest[hit]] = order[by_key[place[hit]]]
+    of = joined.collective[rest]
+    other[rest] = rows_of(joined.order, joined.collective, messages.rank, of, releaser[rest])
     return other
 
 

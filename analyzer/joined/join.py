@@ -29,6 +29,7 @@ from ddltrace.analyzer.events.event_columns import (
     IntArray,
     changes,
     distinct,
+    find,
     places_by_value,
 )
 from ddltrace.analyzer.events.rank_messages import Messages
@@ -559,7 +560,7 @@ def _find_needs(
     entered = np.isin(collectives.state, (State.COMPLETE, State.OPEN))
     rows = order[entered[collective[order]] & messages.op_is(*MAY_LEAVE)[order]]
     of, group = collective[rows], messages.group[rows]
-    root = _rows_of(rows, collective, messages.rank, of, messages.peer[rows])
+    root = rows_of(rows, collective, messages.rank, of, messages.peer[rows])
     is_single = np.zeros(len(messages), dtype=bool)
     row, needed = [], []
     for shape in (TREE, STAR):
@@ -576,7 +577,7 @@ def _find_needs(
         is_first = True
         while (link != NULL).any():
             target = np.where(link == NULL, NULL, (link + first) % size)
-            found = _rows_of(rows[mine], collective, names, of[mine], target)
+            found = rows_of(rows[mine], collective, names, of[mine], target)
             linked = found != NULL
             row.append(rows[mine][linked])
             needed.append(found[linked])
@@ -595,7 +596,7 @@ def _find_needs(
     return needs.of_started(messages.start, messages.end), is_single
 
 
-def _rows_of(
+def rows_of(
     rows: IntArray, collective: IntArray, names: IntArray, of: IntArray, name: IntArray
 ) -> IntArray:
     """Finds messages by their collective and their rank, or another name that is unique in it.
@@ -610,15 +611,10 @@ def _rows_of(
     Returns:
         The row of each; `NULL` for none.
     """
-    if not len(rows):
-        return np.full(len(of), NULL)
     width = max(int(names.max(initial=0)), int(name.max(initial=0))) + 2
-    key = collective[rows] * width + names[rows]
-    by_key = np.argsort(key, kind="stable")
-    wanted = of * width + name
-    found = np.minimum(np.searchsorted(key[by_key], wanted), len(rows) - 1)
-    hit = (key[by_key][found] == wanted) & (name != NULL)
-    return np.asarray(np.where(hit, rows[by_key[found]], NULL))
+    wanted = np.where(name == NULL, NULL, of * width + name)
+    found = find(wanted, collective[rows] * width + names[rows])
+    return np.append(rows, NULL)[found]
 
 
 def _group_places(messages: AllMessages, rows: IntArray) -> IntArray:

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray, find
 
 MAY_LEAVE: Final = ("broadcast", "scatter", "reduce", "gather", "send")
 """Operations that a rank may leave before the last rank has arrived."""
@@ -96,10 +96,7 @@ def last_needed(needs: Needs, start: IntArray) -> IntArray:
 
 def places(members: tuple[int, ...], rank: IntArray) -> IntArray:
     """The group rank of each global rank; `NULL` for what is not a member."""
-    known = np.array(members, dtype=np.int64)
-    order = np.argsort(known, kind="stable")
-    found = np.minimum(np.searchsorted(known[order], rank), len(known) - 1)
-    return np.where(known[order][found] == rank, order[found], NULL)
+    return find(rank, np.array(members, dtype=np.int64))
 
 
 def is_gloo(backend: str, device: str) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from ddltrace.analyzer.events.event_columns import (
     BoolArray,
     FloatArray,
     IntArray,
+    by_place,
     distinct,
     places_by_value,
 )
@@ -271,9 +271,7 @@ def link_samples(
         compute = scans[rank].activity.compute
         within = lengths_within(EMPTY if compute is None else compute, begin[mine], end[mine])
         beside[mine] = within / (end[mine] - begin[mine])
-    order = np.argsort(which, kind="stable")
-    bounds = np.searchsorted(which[order], np.arange(links.shape[1] + 1))
-    of_link = [order[low:high] for low, high in pairwise(bounds)]
+    of_link = by_place(which, links.shape[1])
     for mine in of_link:
         shared = _shares_the_link(begin[mine], end[mine])
         beside[mine[shared]] = _SHARED
@@ -461,12 +459,6 @@ def _fit_samples(joined: JoinedSteps) -> dict[FitKind, FitSamples]:
     return {kind: each.rounded() for kind, each in found.items()} if joined.in_ranges else found
 
 
-def _both_samples(
-    former: dict[FitKind, FitSamples], later: dict[FitKind, FitSamples]
-) -> dict[FitKind, FitSamples]:
-    return merged_records(former, later, FitSamples.merged)
-
-
 def _both_sizes(former: tuple[SizeBin, ...], later: tuple[SizeBin, ...]) -> tuple[SizeBin, ...]:
     sums: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in (*former, *later):
@@ -486,7 +478,7 @@ COST_FITS: Final[Measure[dict[FitKind, FitSamples], tuple[CostFit, ...]]] = Meas
     "cost_fits",
     lambda whole: cost_fits(whole.found.of(COST_FITS)),
     _fit_samples,
-    merged_by(_both_samples),
+    merged_by(lambda former, later: merged_records(former, later, FitSamples.merged)),
 )
 MESSAGE_SIZES: Final[Measure[tuple[SizeBin, ...], tuple[SizeBin, ...]]] = Measure(
     "message_sizes", lambda whole: whole.found.of(MESSAGE_SIZES), _sizes, merged_by(_both_sizes)

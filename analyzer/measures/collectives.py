@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, IntArray, changes
+from ddltrace.analyzer.events.event_columns import NULL, IntArray, by_place, changes
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.distribution import (
     Distribution,
@@ -304,11 +304,9 @@ def find_links(steps: JoinedSteps) -> dict[tuple[int, int], LinkTimes]:
     size = np.where(matched[rows], messages.bytes[joined.partner[rows]], messages.bytes[rows])
     size = np.where(size == NULL, messages.out_bytes[rows], size)
     pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
-    order = np.argsort(which, kind="stable")
-    bounds = np.searchsorted(which[order], np.arange(pairs.shape[1] + 1))
     found = {}
-    for i, (src, dst) in enumerate(pairs.T.tolist()):
-        places = order[bounds[i] : bounds[i + 1]]
+    of_pair = by_place(which, pairs.shape[1])
+    for (src, dst), places in zip(pairs.T.tolist(), of_pair, strict=True):
         mine = rows[places]
         kept = matched[mine] & (wait[mine] != NULL)
         timed, took = mine[kept], transfer[mine[kept]]

@@ -191,20 +191,19 @@ class DeviceQueues(NamedTuple):
     device_steps: tuple[DeviceStepRow, ...] = ()
 
 
-def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
+def device_queues(joined: JoinedSteps) -> DeviceQueues:
     """Measures launches, queues, gaps and copies of every rank with device work.
 
-    Args:
-        trace: The trace. Of a trace too long to be held, nothing is measured: gaps and queues
-            need all events of a stream at once.
-        steps: Numbers of the steps wanted; by default everything.
+    Of a trace too long to be held, nothing is measured: gaps and queues need all events of a stream
+    at once.
     """
+    trace = joined.trace
     launches: list[LaunchRow] = []
     streams: list[StreamRow] = []
     copies: list[CopyRow] = []
     device_steps: list[DeviceStepRow] = []
     whole = trace.run.level == "op" and trace.step_selection is None
-    task = partial(_of_rank, steps=steps)
+    task = partial(_of_rank, steps=joined.wanted)
     doing = "measuring device queues"
     for found in trace.map_ranks(task, doing, one_at_a_time=True) if whole else ():
         launches += found.launches
@@ -397,14 +396,10 @@ def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:
     return rows
 
 
-def _queues_of(joined: JoinedSteps) -> DeviceQueues:
-    return device_queues(joined.trace, joined.wanted)
-
-
 DEVICE_QUEUES: Final[Measure[DeviceQueues, tuple[LaunchRow, ...]]] = Measure(
     "launches",
     lambda whole: whole.found.of(DEVICE_QUEUES).launches,
-    _queues_of,
+    device_queues,
     merged_by(lambda former, _: former),  # nothing: see `device_queues`
     rows=LaunchRow,
     table=Table[LaunchRow](

@@ -41,7 +41,7 @@ from ddltrace.analyzer.events.event_columns import (
 )
 from ddltrace.analyzer.events.interval_sets import intersect, length, union
 from ddltrace.analyzer.events.launches import launches_of
-from ddltrace.analyzer.formatting.terminal import Section, TextTable
+from ddltrace.analyzer.formatting.terminal import Section, TextTable, more
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable
 from ddltrace.analyzer.joined.executions import device_rows
 from ddltrace.analyzer.measures.device_queues import queues_of, stream_gaps
@@ -354,8 +354,8 @@ def hta_sections(ranks: list[HtaRank]) -> list[Section]:
         ),
     ):
         if found:
-            more = [f"  {len(found) - _MAX_ROWS} more in --json"] if len(found) > _MAX_ROWS else []
-            shown.append([title, TextTable(header, found[:_MAX_ROWS], keys=2), *more])
+            table = TextTable(header, found[:_MAX_ROWS], keys=2)
+            shown.append([title, table, *more(len(found), _MAX_ROWS)])
     return shown
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL_NS
+from ddltrace.analyzer.events.interval_sets import length, union
 from ddltrace.analyzer.joined.nccl_events import nccl_events
 from ddltrace.analyzer.measures.measure import derived
 from ddltrace.analyzer.nccl.messages import is_kind, numbers, parents_in_job
@@ -498,14 +499,8 @@ def _between(low: Ints, high: Ints) -> Floats:
 
 def _covered(low: Ints, high: Ints) -> int:
     """Length of the union of intervals."""
-    known = (low != NULL_NS) & (high != NULL_NS) & (high >= low)
-    low, high = low[known], high[known]
-    order = np.argsort(low, kind="stable")
-    low, high = low[order], np.maximum.accumulate(high[order])
-    if not len(low):
-        return 0
-    before = np.concatenate([low[:1], high[:-1]])
-    return int(np.maximum(high - np.maximum(low, before), 0).sum())
+    known = (low != NULL_NS) & (high != NULL_NS)
+    return length(union(low[known], high[known]))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

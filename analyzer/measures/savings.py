@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray, by_place, find
 from ddltrace.analyzer.events.interval_sets import Spans, merge, union
 from ddltrace.analyzer.events.own_work import unblocked
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
@@ -278,13 +278,9 @@ def _pieces_of(
 
 def _grouped(keys: IntArray, wanted: IntArray) -> list[IntArray]:
     """The rows of each wanted key."""
-    order = np.argsort(wanted, kind="stable")
-    place = np.minimum(np.searchsorted(wanted[order], keys), len(wanted) - 1)
-    rows = np.flatnonzero(wanted[order][place] == keys) if len(wanted) else place[:0]
-    group = order[place[rows]]
-    by_group = np.argsort(group, kind="stable")
-    bounds = np.searchsorted(group[by_group], np.arange(len(wanted) + 1))
-    return [rows[by_group[low:high]] for low, high in pairwise(bounds)]
+    place = find(keys, wanted)
+    rows = np.flatnonzero(place != NULL)
+    return [rows[each] for each in by_place(place[rows], len(wanted))]
 
 
 def find_savings(joined: JoinedSteps) -> SavingsFinder | None:

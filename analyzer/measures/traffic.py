@@ -22,7 +22,7 @@ from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, di
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.all_to_all import MAX_PAIRWISE, sent_between
 from ddltrace.analyzer.measures.collectives import LinkTimes, find_links
-from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, merged_by
+from ddltrace.analyzer.measures.measure import Measure, merged_by
 
 _MAX_ROWS: Final = 4096
 
@@ -122,10 +122,6 @@ def _seen(joined: Joined, group: int) -> tuple[int, ...]:
     return tuple(distinct(ranks).tolist())
 
 
-def _traffic(joined: JoinedSteps) -> tuple[TrafficRow, ...]:
-    return traffic_rows(joined.joined, joined.once(find_links), joined.chosen_collectives)
-
-
 def _both(former: tuple[TrafficRow, ...], later: tuple[TrafficRow, ...]) -> tuple[TrafficRow, ...]:
     sums: dict[tuple[int, int, str | None], int] = {}
     for row in (*former, *later):
@@ -135,5 +131,8 @@ def _both(former: tuple[TrafficRow, ...], later: tuple[TrafficRow, ...]) -> tupl
 
 
 TRAFFIC: Final[Measure[tuple[TrafficRow, ...], tuple[TrafficRow, ...]]] = Measure(
-    "traffic", lambda whole: largest_rows(whole.found.of(TRAFFIC)), _traffic, merged_by(_both)
+    "traffic",
+    lambda whole: largest_rows(whole.found.of(TRAFFIC)),
+    lambda joined: traffic_rows(joined.joined, joined.once(find_links), joined.chosen_collectives),
+    merged_by(_both),
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -25,7 +24,7 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.analyzer.report.palette import style_sheet
 from ddltrace.tracer.errors import DdltraceError
-from ddltrace.tracer.storage.plain_files import create_like
+from ddltrace.tracer.storage.plain_files import replacing
 
 if TYPE_CHECKING:
     import jinja2
@@ -83,13 +82,10 @@ def write_page(text: str, path: Path) -> None:
     Raises:
         DdltraceError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with create_like(path, temporary) as file:
+        with replacing(path) as file:
             file.write(text.encode())
-        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise DdltraceError(f"{path} cannot be written: {error.strerror}") from error
 
 

@@ -36,6 +36,7 @@ from ddltrace.analyzer.report.sentences import (
     throughput_of,
 )
 from ddltrace.analyzer.trace.suggested_commands import dashboard_command
+from ddltrace.tracer.trace.completeness import listed
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -129,7 +130,7 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None 
     environment = page_environment(_ASSETS)
     environment.filters.update(
         command=printable_words,
-        ranks=_listed,
+        ranks=listed,
         sentence=_sentence,
         extra=extra_text,
         hang_text=hang_text,
@@ -294,13 +295,6 @@ def _shares(summary: Summary) -> list[Share]:
     if any(share is None for _, _, share in parts):
         return []
     return [Share(name, role, share) for name, role, share in parts if share]
-
-
-def _listed(ranks: Iterable[int], limit: int = 16) -> str:
-    """Ranks as text: 0, 1, 2; the tail of a long list is counted."""
-    listed = list(ranks)
-    text = ", ".join(map(str, listed[:limit]))
-    return text if len(listed) <= limit else f"{text} and {len(listed) - limit} more"
 
 
 def _sentence(clause: str) -> str:

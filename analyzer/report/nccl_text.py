@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddltrace.analyzer.formatting.terminal import Columns, Section, table_of
+from ddltrace.analyzer.formatting.terminal import Columns, Section, more, table_of
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bandwidth_text,
@@ -30,11 +30,11 @@ def nccl_section(nccl: Nccl | None) -> Section:
     lines: Section = [f"NCCL's own events ({nccl.events:,})"]
     if nccl.collectives:
         lines.append(table_of(nccl.collectives[:_MAX_ROWS], _COLLECTIVE))
-        lines += _more(len(nccl.collectives))
+        lines += more(len(nccl.collectives), _MAX_ROWS)
     if nccl.links:
         links = sorted(nccl.links, key=lambda link: -link.bytes)
         lines.append(table_of(links[:_MAX_ROWS], _LINK))
-        lines += _more(len(links))
+        lines += more(len(links), _MAX_ROWS)
         inside, between = bytes_text(nccl.inside_host_bytes), bytes_text(nccl.between_hosts_bytes)
         unknown = bytes_text(nccl.unknown_bytes)
         lines.append(
@@ -102,7 +102,3 @@ def _choice(row: NcclChoice) -> str:
         f"(medians of {row.count} and {row.better_count} in this run): "
         f"try NCCL_ALGO={printable(row.better_algo)} NCCL_PROTO={printable(row.better_proto)}"
     )
-
-
-def _more(count: int) -> list[str]:
-    return [f"  {count - _MAX_ROWS} more in --json"] if count > _MAX_ROWS else []

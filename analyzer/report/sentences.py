@@ -35,7 +35,7 @@ from ddltrace.analyzer.measures.summary import OVERLAPPING, Summary
 from ddltrace.analyzer.measures.trace_facts import TraceFacts
 from ddltrace.analyzer.model import Analysis
 from ddltrace.tracer.exit_status import signal_name, status_text
-from ddltrace.tracer.trace.completeness import NOTHING_RECORDED
+from ddltrace.tracer.trace.completeness import NOTHING_RECORDED, listed
 
 _NAMES = {
     "compute": "compute",
@@ -51,7 +51,6 @@ _SHOWN_PARTS = 3
 _WAITING_WORTH_SAYING = 0.02
 _MAIN_CAUSE = 0.25
 _WORTH_SAYING = 0.1
-_SHOWN_RANKS = 8
 _SHOWN_ACTIVITIES = 3
 _SHOWN_CALLS = 4
 _SHOWN_SILENCE_US = 1000.0
@@ -109,10 +108,7 @@ def _nothing(trace: TraceFacts) -> tuple[str, ...]:
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
     """Formats a list of ranks: ``rank 3``, ``ranks 0, 1 and 6 more``."""
-    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
-    if len(ranks) > _SHOWN_RANKS:
-        shown += f" and {len(ranks) - _SHOWN_RANKS} more"
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed(ranks)}"
 
 
 def extra_text(row: SlowStep) -> str:

@@ -16,6 +16,7 @@ from ddltrace.analyzer.formatting.terminal import (
     Paragraph,
     Section,
     layout,
+    more,
     table_of,
 )
 from ddltrace.analyzer.formatting.text_table import kernel_text, shorten
@@ -240,7 +241,7 @@ def _hangs(analysis: Analysis) -> Section:
     lines: Section = ["Messages that hang, causes before their consequences"]
     for hang in analysis.hangs[:_MAX_ROWS]:
         lines += [Paragraph(f"  {hang_text(hang)}", indent="    ")]
-    return lines + _more(len(analysis.hangs), _MAX_ROWS)
+    return lines + more(len(analysis.hangs), _MAX_ROWS)
 
 
 def _path(analysis: Analysis) -> Section:
@@ -282,7 +283,7 @@ def _slow_steps(analysis: Analysis) -> Section:
         "largest extra time": extra_text,
     }
     lines += [table_of(slow.steps[:_MAX_SLOW], columns)]
-    return lines + _more(len(slow.steps), _MAX_SLOW)
+    return lines + more(len(slow.steps), _MAX_SLOW)
 
 
 def _goodput(analysis: Analysis) -> Section:
@@ -369,7 +370,7 @@ def _idle(analysis: Analysis) -> Section:
         "Idle time by cause (the causes sum to idle); in messages: only waiting for others in them",
         table_of(rows, columns),
     ]
-    return lines + _more(len(known), _MAX_RANKS) + [Paragraph(idle_text(analysis.summary), "  ")]
+    return lines + more(len(known), _MAX_RANKS) + [Paragraph(idle_text(analysis.summary), "  ")]
 
 
 def _dimensions(analysis: Analysis) -> Section:
@@ -412,7 +413,7 @@ def _collectives(analysis: Analysis) -> Section:
         table_of(rows, columns, keys=2),
         *_unsure(rows),
     ]
-    return lines + _more(len(analysis.collectives), _MAX_ROWS)
+    return lines + more(len(analysis.collectives), _MAX_ROWS)
 
 
 def _cost(analysis: Analysis) -> Section:
@@ -454,7 +455,7 @@ def _p2p(analysis: Analysis) -> Section:
         table_of(rows, columns),
         *_unsure(rows),
     ]
-    return lines + _more(len(analysis.p2p), _MAX_ROWS)
+    return lines + more(len(analysis.p2p), _MAX_ROWS)
 
 
 def _unsure(rows: Sequence[CollectiveRow | P2PRow]) -> Section:
@@ -484,7 +485,7 @@ def _pipelines(analysis: Analysis) -> Section:
         ]
         lines += [
             table_of(pipeline.stages[:_MAX_RANKS], columns, keys=2),
-            *_more(len(pipeline.stages), _MAX_RANKS),
+            *more(len(pipeline.stages), _MAX_RANKS),
         ]
     return lines
 
@@ -510,9 +511,9 @@ def _ideal_job(analysis: Analysis) -> Section:
         "S_w": slowdown,
     }
     lines += [table_of(ideal.operations[:_MAX_ROWS], operations)]
-    lines += _more(len(ideal.operations), _MAX_ROWS)
+    lines += more(len(ideal.operations), _MAX_ROWS)
     lines += [table_of(ideal.workers[:_MAX_ROWS], workers)]
-    lines += _more(len(ideal.workers), _MAX_ROWS)
+    lines += more(len(ideal.workers), _MAX_ROWS)
     lines += [
         Paragraph(
             f"{share_text(ideal.m_w)} of the slowdown would be gone if "
@@ -588,7 +589,7 @@ def _root_causes(analysis: Analysis) -> Section:
     return [
         Paragraph(f"Root causes of waiting (sums over ranks; {total} of waiting {over})"),
         table_of(causes[:_MAX_ROWS], columns, keys=3),
-        *_more(len(analysis.root_causes), min(len(causes), _MAX_ROWS)),
+        *more(len(analysis.root_causes), min(len(causes), _MAX_ROWS)),
     ]
 
 
@@ -614,7 +615,7 @@ def _tensors(analysis: Analysis) -> Section:
         lines.append(
             f"  the gradients of {counted(without, 'parameter')} are in no message of these steps"
         )
-    return lines + _more(len(analysis.tensors), _MAX_ROWS)
+    return lines + more(len(analysis.tensors), _MAX_ROWS)
 
 
 def _shapes(analysis: Analysis) -> Section:
@@ -639,7 +640,7 @@ def _shapes(analysis: Analysis) -> Section:
         "Operators by the shapes of their inputs (all ranks)",
         table_of(rows[:_MAX_ROWS], columns, keys=2),
     ]
-    return lines + _more(len(rows), _MAX_ROWS)
+    return lines + more(len(rows), _MAX_ROWS)
 
 
 def _device_steps(analysis: Analysis) -> Section:
@@ -659,7 +660,7 @@ def _device_steps(analysis: Analysis) -> Section:
         "Steps on the device (lag: after the launch on the host; period: until the next step)",
         table_of(analysis.device_steps[:_MAX_RANKS], columns),
     ]
-    return lines + _more(len(analysis.device_steps), _MAX_RANKS)
+    return lines + more(len(analysis.device_steps), _MAX_RANKS)
 
 
 def _findings(analysis: Analysis) -> Section:
@@ -698,14 +699,10 @@ def _clock(analysis: Analysis) -> Section:
     return [Paragraph(f"Clocks: {clock.method}; {sure}.")]
 
 
-def _more(count: int, shown: int) -> Section:
-    return [f"  {count - shown} more in --json"] if count > shown else []
-
-
 def _table(analysis: Analysis, measure: Measure[Any, Any]) -> Section:
     """The first rows of a measure under its title; nothing without rows or a table."""
     rows, table = getattr(analysis, measure.name), measure.table
     if not rows or table is None:
         return []
     shown = table.first(rows)
-    return [table.title, table_of(shown, table.columns), *_more(len(rows), len(shown))]
+    return [table.title, table_of(shown, table.columns), *more(len(rows), len(shown))]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ddltrace.dashboard.timeline.lod import RowIndex
 from ddltrace.dashboard.timeline.rank_events import gather
-from ddltrace.dashboard.timeline.tracks import NO_EVENT, Row, Timeline, add_rank
+from ddltrace.dashboard.timeline.tracks import NO_EVENT, RankTracks, Row, Timeline
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -46,7 +46,7 @@ def coarse_timelines(trace: Trace) -> dict[int, Timeline]:
     found = {}
     for rank, events in zip(ranks, gathered, strict=True):
         timeline = Timeline()
-        add_rank(timeline, trace, events, origin)
+        RankTracks(timeline, trace, events, origin).add()
         timeline.rows = [
             replace(row, event=np.full(len(row.event), NO_EVENT, np.int32)) for row in timeline.rows
         ]

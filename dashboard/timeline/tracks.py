@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, numbers_of
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, by_place, numbers_of
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, subtract
 from ddltrace.analyzer.formatting.units import bytes_text
 from ddltrace.analyzer.joined.nccl_events import PREFIX as NCCL_LANES
@@ -228,13 +228,8 @@ def rank_timelines(trace: Trace) -> Iterator[Timeline]:
 def build_rank(trace: Trace, rank: int, origin_ns: int) -> Timeline:
     """Arranges one rank's events in tracks; the timeline numbers rows and labels from 0."""
     timeline = Timeline()
-    add_rank(timeline, trace, read_rank(trace, rank), origin_ns)
+    RankTracks(timeline, trace, read_rank(trace, rank), origin_ns).add()
     return timeline
-
-
-def add_rank(timeline: Timeline, trace: Trace, events: RankEvents, origin_ns: int) -> None:
-    """Adds one rank's tracks to a timeline; the events are used up."""
-    _RankTracks(timeline, trace, events, origin_ns).add()
 
 
 def _ahead(
@@ -250,7 +245,7 @@ def _ahead(
         yield under_way.popleft().result()
 
 
-class _RankTracks:
+class RankTracks:
     """Adds one rank's tracks to a timeline."""
 
     def __init__(
@@ -348,10 +343,7 @@ class _RankTracks:
         timeline.tracks.append(
             Track(self._rank, kind, label, len(timeline.rows), num_rows, crowded)
         )
-        order = np.argsort(row, kind="stable")
-        bounds = np.searchsorted(row[order], np.arange(num_rows + 1))
-        for number in range(num_rows):
-            mine = order[bounds[number] : bounds[number + 1]]
+        for mine in by_place(row, num_rows):
             events = which[mine]
             timeline.rows.append(
                 Row(

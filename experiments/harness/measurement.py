@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.open_trace import Trace, open_trace
-from ddltrace.experiments.harness.results import Run
+from ddltrace.experiments.harness.results import Run, mean_of_all
 from ddltrace.experiments.harness.synchronization_report import (
     notes_of,
     reason_of,
@@ -265,17 +265,12 @@ def _from_outcome(outcome: dict[str, Any]) -> dict[str, Any]:
         "test_accuracy": outcome.get("test_accuracy"),
         "losses": [_finite(loss) for loss in losses],
         "replicas_identical": outcome.get("replicas_identical"),
-        "wire_bytes": _mean_of_all(outcome.get("wire_bytes_per_step")),
+        "wire_bytes": mean_of_all(outcome.get("wire_bytes_per_step") or []),
         "choices": outcome.get("choices", {}),
         "peak_memory_bytes": max(outcome.get("peak_memory_bytes") or [], default=None),
     }
     reason = _divergence(losses, outcome.get("train_loss"))
     return values if reason is None else {**values, "status": "diverged", "reason": reason}
-
-
-def _mean_of_all(values: Sequence[float | None] | None) -> float | None:
-    known = [value for value in values or [] if value is not None]
-    return sum(known) / len(known) if values and len(known) == len(values) else None
 
 
 def _divergence(losses: Sequence[float], final: float | None) -> str | None:

@@ -330,12 +330,12 @@ def summarize(
         step_us=steps,
         step_us_p50=float(np.median(means)) if means else None,
         step_us_p95=float(np.percentile(steps, 95)) if steps else None,
-        **{name: _mean(getattr(run, name) for run in finished) for name in _MEANS},
+        **{name: mean_of_all(getattr(run, name) for run in finished) for name in _MEANS},
         peak_memory_bytes=max(peaks, default=None),
         time_to_loss_us=None
         if target_loss is None
-        else _mean(time_to_loss(run.losses, run.elapsed_us, target_loss) for run in finished),
-        losses=[_mean(step) for step in zip(*(run.losses for run in finished), strict=False)],
+        else mean_of_all(time_to_loss(run.losses, run.elapsed_us, target_loss) for run in finished),
+        losses=[mean_of_all(step) for step in zip(*(run.losses for run in finished), strict=False)],
         replicas_identical=None if None in identical or not identical else all(identical),
         status=status,
         reason=reason,
@@ -377,7 +377,7 @@ def _status(runs: Sequence[Run], repeats: int) -> tuple[RowStatus, str | None]:
     return ("complete" if runs and len(runs) >= repeats else "incomplete"), None
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean_of_all(values: Iterable[float | None]) -> float | None:
     """The mean; None if a value is missing or there is none."""
     found = list(values)
     known = [value for value in found if value is not None]

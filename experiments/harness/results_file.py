@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.measurement import measure
 from ddltrace.experiments.harness.results import SCHEMA, Results, Row, Run, summarize
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.storage.plain_files import open_plain
+from ddltrace.tracer.storage.plain_files import open_plain, replacing
 from ddltrace.tracer.trace.json_files import write_json_atomically
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
@@ -37,15 +36,8 @@ STEPS: Final = pa.schema(
 def write(results: Results, directory: Path) -> None:
     """Writes ``results.json`` and ``results.arrow``, each replaced whole."""
     write_json_atomically(directory / RESULTS_FILE, results.to_json())
-    path = directory / ARROW_FILE
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with pa.ipc.new_file(str(temporary), STEPS) as writer:
-            writer.write_table(steps_table(results))
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(directory / ARROW_FILE) as file, pa.ipc.new_file(file, STEPS) as writer:
+        writer.write_table(steps_table(results))
 
 
 def steps_table(results: Results) -> pa.Table:

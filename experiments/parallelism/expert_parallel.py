@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.experiments.collectives.over_architecture import find_hosts
 from ddltrace.experiments.parallelism.rank_functions import exchange_rows
-from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states, train_step
+from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states
 from ddltrace.experiments.parallelism.token_exchange import (
     DirectExchange,
     HierarchicalExchange,
@@ -63,21 +63,11 @@ class ExpertParallelTraining(SplitTraining):
             self._model,
             [name for name, value in self._model.named_parameters() if id(value) in own],
         )
-        self._ddp = DistributedDataParallel(self._model)
+        self._trained = DistributedDataParallel(self._model)
         self._optimizer = workload.optimizer(learning_rate)
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """A step; an expert's gradient has the tokens of all ranks in it already."""
-        return train_step(
-            self.workload,
-            self._ddp,
-            self._optimizer,
-            inputs,
-            targets,
-            before_update=self._average_gradients,
-        )
-
-    def _average_gradients(self) -> None:
+    def _before_update(self) -> None:
+        """An expert's gradient has the tokens of all ranks in it already."""
         for parameter in self._divided:
             if parameter.grad is not None:
                 parameter.grad.div_(self.ranks)

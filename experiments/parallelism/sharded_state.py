@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
+from ddltrace.experiments.parallelism.split_training import SplitTraining
 from ddltrace.experiments.workloads.base import Workload
 
 
@@ -28,14 +28,10 @@ class ZeroTraining(SplitTraining):
         super().__init__(workload)
         like = workload.optimizer(learning_rate)
         settings = {key: value for key, value in like.defaults.items() if key in _SETTINGS}
-        self._ddp = DistributedDataParallel(workload.model)
+        self._trained = DistributedDataParallel(workload.model)
         self._optimizer = ZeroRedundancyOptimizer(
             workload.model.parameters(), optimizer_class=type(like), **settings
         )
-
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """A step as with DDP."""
-        return train_step(self.workload, self._ddp, self._optimizer, inputs, targets)
 
     def join(self) -> None:
         """Every rank has the whole model."""
@@ -60,10 +56,6 @@ class FsdpTraining(SplitTraining):
                     fully_shard(layer, mesh=mesh)
         fully_shard(workload.model, mesh=mesh)
         self._optimizer = workload.optimizer(learning_rate)
-
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """A step as without FSDP."""
-        return train_step(self.workload, self.workload.model, self._optimizer, inputs, targets)
 
     def join(self) -> None:
         """Gathers every parameter, into a model that is not divided."""

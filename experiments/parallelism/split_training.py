@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +23,9 @@ class SplitTraining(ABC):
     """
 
     needs_all_examples = False
+    _trained: nn.Module
+    """The model, or what wraps it: gives the outputs of a step."""
+    _optimizer: Optimizer
 
     def __init__(self, workload: Workload) -> None:
         """Takes the workload; a subclass splits its model. Collective.
@@ -32,12 +34,12 @@ class SplitTraining(ABC):
             workload: The same on all ranks.
         """
         self.workload = workload
+        self._trained = workload.model
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.findings: dict[str, Any] = {}
 
-    @abstractmethod
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """One training step.
+        """One training step: forward, backward and update.
 
         Args:
             inputs: The batch of this rank or of all ranks.
@@ -46,40 +48,19 @@ class SplitTraining(ABC):
         Returns:
             The mean loss of the batch; None on a rank that does not know it.
         """
+        self._optimizer.zero_grad()
+        loss = self.workload.loss(self._trained(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._before_update()
+        self._optimizer.step()
+        return loss.detach()
+
+    def _before_update(self) -> None:  # noqa: B027 - most have nothing to do there
+        """Called after the backward pass of a step."""
 
     @abstractmethod
     def join(self) -> None:
         """Makes the workload's model whole on rank 0. Collective."""
-
-
-def train_step(
-    workload: Workload,
-    model: nn.Module,
-    optimizer: Optimizer,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    before_update: Callable[[], None] = lambda: None,
-) -> torch.Tensor:
-    """Forward, backward and update, once.
-
-    Args:
-        workload: The workload, which gives the loss.
-        model: Its model, or a wrapper around it.
-        optimizer: The optimizer of the model's parameters.
-        inputs: The batch.
-        targets: The targets of the batch.
-        before_update: Called after the backward pass.
-
-    Returns:
-        The mean loss of the batch.
-    """
-    optimizer.zero_grad()
-    loss = workload.loss(model(inputs), targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    before_update()
-    optimizer.step()
-    return loss.detach()
 
 
 def gather_states(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from ddltrace.experiments.parallelism.rank_functions import copy_to_ranks, sum_over_ranks
-from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states, train_step
+from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states
 from ddltrace.experiments.workloads.base import Workload
 from ddltrace.experiments.workloads.gpt import Block, GptModel, attend
 from ddltrace.experiments.workloads.sizes import HEADS
@@ -39,10 +39,6 @@ class TensorParallelTraining(SplitTraining):
             _PartOfBlock(block, self.rank, self.ranks) for block in blocks
         )
         self._optimizer = workload.optimizer(learning_rate)
-
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """A step like that of one rank with all examples."""
-        return train_step(self.workload, self.workload.model, self._optimizer, inputs, targets)
 
     def join(self) -> None:
         """Puts the parts of each block together, on all ranks."""

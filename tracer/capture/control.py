@@ -190,7 +190,7 @@ class Control:
                 if former is None or former.attempt <= info.attempt:
                     newest[info.rank] = info
         asks = {
-            rank: partial(_ask_other, info.control)
+            rank: partial(ask, info.control, timeout_s=_ANSWER_TIMEOUT_S)
             for rank, info in newest.items()
             if rank != self._info.rank
         }
@@ -219,7 +219,3 @@ def _listener() -> tuple[socket.socket, str]:
         else:
             return listener, path
     raise failure
-
-
-def _ask_other(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    return ask(path, request, _ANSWER_TIMEOUT_S)

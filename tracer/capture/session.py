@@ -88,7 +88,7 @@ def start_session(config: CaptureConfig) -> None:
         if _current is None:
             # Registered first, so it runs last: functions that run before can still drop tensors
             # that Gloo works on. A session that cannot start leaves the job protected as well.
-            atexit.register(quiet(_wait_for_gloo, lambda *_: None))
+            atexit.register(quiet(gloo_threads.wait_until_idle, lambda *_: None), _GLOO_TIMEOUT_S)
             session = _session(config)
             session.start()
             _current = session
@@ -98,10 +98,6 @@ def start_session(config: CaptureConfig) -> None:
             session.close()
     finally:
         _starting.release()
-
-
-def _wait_for_gloo() -> None:
-    gloo_threads.wait_until_idle(_GLOO_TIMEOUT_S)
 
 
 class Session:

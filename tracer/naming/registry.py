@@ -81,7 +81,6 @@ class Registry:
         ready = ready or ReadyGradients()
         self.layer_site: dict[int, int] = {}
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
-        self._roots: set[int] = set()
         self.tensors: list[TensorInfo] = []
         self.changed = False
         self._parameters: list[Callable[[], torch.Tensor | None]] = []
@@ -103,10 +102,6 @@ class Registry:
         """Whether the module was registered, as a root or inside one."""
         return id(module) in self._modules
 
-    def is_root(self, module: nn.Module) -> bool:
-        """Whether the module was registered as a root."""
-        return id(module) in self._roots
-
     def add_model(self, model: nn.Module) -> list[tuple[int, torch.Tensor]]:
         """Registers a module tree under its qualified names.
 
@@ -116,7 +111,6 @@ class Registry:
         Returns:
             The parameters that were not known before, with their ids.
         """
-        self._roots.add(id(model))
         while (inner := _WRAPPERS.get(type(model).__name__)) is not None:
             self._add_module("", model)
             model = getattr(model, inner)
@@ -385,7 +379,6 @@ class Registry:
         def forget(_: object, key: int = key) -> None:
             self.layer_site.pop(key, None)
             self._modules.pop(key, None)
-            self._roots.discard(key)
 
         self._modules[key] = weakref.ref(module, forget)
         self.layer_site[key] = self._recorder.site("layer", name or type(module).__name__)

@@ -155,3 +155,27 @@ def create_like(source: Location, target: Path, most: int = 0o666) -> BinaryIO:
     descriptor = os.open(target, flags, mode)
     let_owner_use(descriptor)
     return os.fdopen(descriptor, "wb")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, most: int = 0o666) -> Iterator[BinaryIO]:
+    """A file that takes the place of another one when it is complete.
+
+    A reader sees the old content or the new, never a mixture; those who could not read the old file
+    cannot read the new one.
+
+    Args:
+        path: The file to replace; there may be none yet.
+        most: As in `create_like`.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with create_like(path, temporary, most) as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

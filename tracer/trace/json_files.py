@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.storage.plain_files import create_like, open_plain
+from ddltrace.tracer.storage.plain_files import open_plain, replacing
 
 _MAX_JSON_BYTES: Final = 256 << 20
 _RESERVED_BYTES: Final = 256 << 10
@@ -81,14 +81,8 @@ def write_json_atomically(
         private: Whether only this user has access to it, instead of whom the umask allows.
         spare: Bytes by which the file is longer than necessary.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with create_like(path, temporary, most=0o600 if private else 0o666) as file:
-            file.write((json.dumps(value, indent=1) + " " * spare).encode())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path, most=0o600 if private else 0o666) as file:
+        file.write((json.dumps(value, indent=1) + " " * spare).encode())
 
 
 def read_json(path: Location) -> dict[str, Any]:

@@ -18,16 +18,13 @@ _NAME: Final = "pt_gloo_runloop"
 _POLL_S: Final = 0.002
 
 
-def wait_until_idle(limit_s: float) -> bool:
+def wait_until_idle(limit_s: float) -> None:
     """Waits until no thread of Gloo has run between two consecutive checks.
 
     A thread that waits for another rank counts as idle: its message may never complete.
 
     Args:
         limit_s: Longest time to wait, in seconds.
-
-    Returns:
-        Whether the threads are idle; true if there are none, or if the system does not report it.
     """
     deadline = time.monotonic() + limit_s
     before = _progress()
@@ -35,12 +32,10 @@ def wait_until_idle(limit_s: float) -> bool:
         # Releases the interpreter lock, for which such a thread may wait.
         time.sleep(_POLL_S)
         now = _progress()
-        if now == before and not any(runs for runs, _ in now.values()):
-            return True
-        if time.monotonic() >= deadline:
-            return False
+        is_idle = now == before and not any(runs for runs, _ in now.values())
+        if is_idle or time.monotonic() >= deadline:
+            return
         before = now
-    return True
 
 
 def _progress() -> dict[str, tuple[bool, str]]:
