@@ -32,6 +32,7 @@ def run(kit: Path, results: Path, *options: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # longer than the budget
 def test_everything_runs_without_network(kit: Path, tmp_path: Path) -> None:
     done = run(kit, tmp_path / "results", "--cpu-dry-run", "--budget", "400")
     summary = (tmp_path / "results" / "summary.txt").read_text().splitlines()
