@@ -104,7 +104,7 @@ def apply(
     ranks: int,
     calibration: Calibration | None = None,
     times_codecs: bool = True,
-    quiet: float | None = None,
+    quiet: float = 1.0,
 ) -> Edit:
     """Replaces the gradient messages of a program by those of a strategy.
 
@@ -115,8 +115,7 @@ def apply(
         ranks: How many ranks exchange the messages: the program is resized afterwards.
         calibration: What the engine's messages take of processors, where it is measured.
         times_codecs: Whether to time a codec here that is not calibrated.
-        quiet: The share of its time that a rank's own work takes where no messages use processors;
-            None where that is not known.
+        quiet: The share of its time that a rank's own work takes where no messages use processors.
 
     Raises:
         Refused: The trace does not hold what the strategy would do to the job.
@@ -313,7 +312,7 @@ class _Exchanged:
         ranks: int,
         calibration: Calibration | None,
         times_codecs: bool,
-        quiet: float | None,
+        quiet: float,
     ) -> None:
         self._times_codecs, self._quiet = times_codecs, quiet
         self._joined, self._program, self._work = joined, program, work
@@ -427,7 +426,7 @@ class _Exchanged:
         """The share of its recorded time that a rank's own work takes in each step."""
         steps = range(len(self._program.steps) + 1)
         beside = [step in self._numbers and not self._averages_parameters for step in steps]
-        return np.where(beside, 1.0, 1.0 if self._quiet is None else self._quiet)
+        return np.where(beside, 1.0, self._quiet)
 
     def _less_us(self, work: list[FloatArray]) -> float:
         """What a step may take less where not every step exchanges: see `_ALONE`."""

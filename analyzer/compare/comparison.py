@@ -23,6 +23,7 @@ from ddltrace.analyzer.compare.work_difference import (
     operation_changes,
     work_difference,
 )
+from ddltrace.analyzer.events.event_columns import places_by_value
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
 from ddltrace.analyzer.formatting.terminal import Paragraph, Section, TextTable, layout
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
@@ -433,8 +434,8 @@ def _own_steps(analysis: Analysis) -> dict[int, RunValues]:
     """Rank -> durations of its steady steps, microseconds."""
     ranks, _, walls = _steady_rank_steps(analysis)
     return {
-        int(rank): RunValues(float(walls[ranks == rank].mean()), walls[ranks == rank])
-        for rank in np.unique(ranks)
+        rank: RunValues(float(walls[mine].mean()), walls[mine])
+        for rank, mine in places_by_value(ranks)
     }
 
 

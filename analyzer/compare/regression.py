@@ -116,7 +116,7 @@ def check_limit(comparison: Comparison, limit: Limit) -> str | None:
 
 
 def _difference(comparison: Comparison, key: str) -> Difference:
-    if key in ("step_us", "rank_step_us"):
-        return comparison.step_us if key == "step_us" else comparison.rank_step_us
-    rows = (*comparison.shares, *comparison.critical_path)
+    if key == "rank_step_us":
+        return comparison.rank_step_us
+    rows = (comparison.step_us, *comparison.shares, *comparison.critical_path)
     return next(row for row in rows if row.name in (key, key.removesuffix("_us")))

@@ -278,7 +278,7 @@ def _levels(graph: Graph) -> tuple[IntArray, IntArray]:
     join_of, after_of, former_of = (
         column.tolist() for column in (graph.join, graph.after, graph.former)
     )
-    rows_of, bounds = graph.rows.tolist(), graph.first.tolist()
+    needed, bounds = graph.rows.tolist(), graph.first.tolist()
     begins = set(blocks.first.tolist())
     message = blocks.message.tolist()
     count = len(blocks)
@@ -292,7 +292,7 @@ def _levels(graph: Graph) -> tuple[IntArray, IntArray]:
                 found.append(count + join_of[row])
             return found
         found = []
-        for row in rows_of[bounds[node - count] : bounds[node - count + 1]]:
+        for row in needed[bounds[node - count] : bounds[node - count + 1]]:
             if after_of[row] != NULL:
                 found.append(after_of[row])
             before = former_of[row]

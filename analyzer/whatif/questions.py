@@ -273,6 +273,7 @@ class WhatIf:
         self._calibration: Calibration | None = None
         self._uses: list[HostUse] | None = None
         self._fitted: dict[tuple[bool, Network], float] = {}
+        self._messages_us: dict[Network, float] = {}
 
     @property
     def network(self) -> Network | None:
@@ -282,6 +283,7 @@ class WhatIf:
     def use_calibration(self, calibration: Calibration) -> None:
         """Takes the measured overhead of a message; the time of a byte stays that of the trace."""
         self._calibration = calibration
+        self._messages_us.clear()
         overhead = calibration.overhead_ns(len(self.program.ranks))
         found = fit(
             self.program, self._as_is, self._hosts, self._machines, overhead, is_measured=True
@@ -504,10 +506,9 @@ class WhatIf:
         own = self._own_us(network)
         if own is None:
             return 0.0
-        ranks = len(self.program.ranks)
-        recorded = sum(float(items.work.sum()) for items in self.program.items) / ranks
+        recorded = self._recorded_work_ns()
         worked = sum(float(work.sum()) for work in case.work) / len(case.work)
-        grown = len(case.program.ranks) / ranks
+        grown = len(case.program.ranks) / len(self.program.ranks)
         grown *= len(set(self._machines)) / len(set(asked.machines))
         grown *= worked / recorded if recorded else 1.0
         return (own * grown + _processor_us(case.program, asked)) / case.batches
@@ -528,29 +529,35 @@ class WhatIf:
 
     def _recorded_messages_us(self, network: Network) -> float:
         """What the recorded messages of a step take of the processors of each machine."""
-        sent = [each for each in self.program.exchanges if each.op != SIGNAL]
-        steps = len(self.program.steps)
-        each_step = max(round(len(sent) / steps), 1)
-        whole = 0.0
-        for each in sent:
-            measured = None
-            if self._calibration is not None and each.op == "all_reduce":
-                measured = self._calibration.exchange_ns(DDP, each.bytes // 4, 1, each_step)
-            whole += network.processor_ns(each) if measured is None else measured
-        return whole / steps / 1e3
+        if network not in self._messages_us:
+            sent, steps = self.program.exchanges, len(self.program.steps)
+            measured: dict[int, float | None] = {}
+            if self._calibration is not None:
+                each_step = max(round(len(sent) / steps), 1)
+                for size in {each.bytes for each in sent if each.op == "all_reduce"}:
+                    measured[size] = self._calibration.exchange_ns(DDP, size // 4, 1, each_step)
+            whole = 0.0
+            for each in sent:
+                known = measured.get(each.bytes) if each.op == "all_reduce" else None
+                whole += network.processor_ns(each) if known is None else known
+            self._messages_us[network] = whole / steps / 1e3
+        return self._messages_us[network]
 
-    def _quiet(self, network: Network | None) -> float | None:
+    def _recorded_work_ns(self) -> float:
+        """A rank's own work in all recorded steps, mean over ranks."""
+        return sum(float(items.work.sum()) for items in self.program.items) / len(
+            self.program.items
+        )
+
+    def _quiet(self, network: Network | None) -> float:
         """The share of its time that a rank's own work takes if no messages use processors.
 
-        Where ranks leave no processor to messages, they then take turns without pause. None where
-        that is not known.
+        Where ranks leave no processor to messages, they then take turns without pause. 1 where that
+        is not known.
         """
         own = None if network is None or not network.machines else self._own_us(network)
-        if own is None:
-            return None
-        worked = sum(float(items.work.sum()) for items in self.program.items)
-        each = worked / len(self.program.items) / len(self.program.steps) / 1e3
-        return min(own / each, 1.0) if each else 1.0
+        each = self._recorded_work_ns() / len(self.program.steps) / 1e3
+        return 1.0 if own is None or not each else min(own / each, 1.0)
 
     def _ns_per_byte(self, question: Question, network: Network) -> tuple[float, float, float]:
         """What a byte costs on the links: likely, at least and at most, ns.
