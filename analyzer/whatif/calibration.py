@@ -1,12 +1,14 @@
 """What ``ddltrace experiment calibrate`` has measured: the costs of messages on a machine.
 
-The file is JSON: ``schema`` (``ddltrace.calibration/2``), ``library`` and ``created``; ``points``,
+The file is JSON: ``schema`` (``ddltrace.calibration/3``), ``library`` and ``created``; ``points``,
 the median time of an all_reduce of each size on each number of ranks, as objects with ``ranks``,
-``bytes``, ``us``; ``exchanges``, the median time in which the engine averages a message with a
-codec or architecture on links of at least 10 Gbit/s, as objects with ``strategy``, ``ranks``,
-``elements``, ``lengths`` (how many different lengths the gradients have that it carries: codecs
-treat those of one length together), ``us`` (an eighth of eight messages at once) and ``alone_us``
-(a message alone); and ``gradient_us``, what the engine takes for each gradient beside DDP.
+``bytes``, ``us``; ``exchanges``, how long processors are busy when the engine averages a message
+with a codec or architecture, as objects with ``strategy``, ``ranks``, ``elements``, ``lengths``
+(how many different lengths the gradients have that it carries: codecs treat those of one length
+together), ``us`` (an eighth of eight messages at once) and ``alone_us`` (a message alone); and
+``gradient_us``, what the engine takes for each gradient beside DDP. Where ranks outnumber
+processors, the last three are processor time, summed over ranks, by processor; else time on links
+of at least 10 Gbit/s.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from ddltrace.analyzer.whatif.costs import SMALL, messages_in_a_row
 from ddltrace.tracer.errors import UsageError
 
-SCHEMA: Final = "ddltrace.calibration/2"
+SCHEMA: Final = "ddltrace.calibration/3"
 FILE: Final = "calibration.json"
 """Its name in the folder of a trace."""
 DDP: Final = "ddp"
@@ -42,7 +44,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Exchanged(msgspec.Struct, frozen=True):
-    """The time in which the engine averages a message of float32."""
+    """How long processors are busy when the engine averages a message of float32."""
 
     strategy: str
     ranks: _Ranks

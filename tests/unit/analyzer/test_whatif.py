@@ -374,7 +374,7 @@ def test_ranks_take_turns_where_no_message_uses_their_processors(monkeypatch, sh
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
     steps, ranks = len(asked.program.steps), len(asked.program.ranks)
     work_us = sum(items.work.sum() for items in asked.program.items) / steps / ranks / 1e3
-    messages_us = questions._BUSY * asked._recorded_messages_us(asked.network)
+    messages_us = asked._recorded_messages_us(asked.network)
     used = dict.fromkeys(asked.program.ranks, (share * work_us + messages_us) * 2 / ranks)
     monkeypatch.setattr(questions, "host_uses", lambda *_: [HostUse(1.0, used, 2.0)])
     found = asked.ask(Question(strategy="localsgd:period=4"))
@@ -445,7 +445,7 @@ def test_a_calibration_is_read(tmp_path):
         for size in (1024, 65_536, 1 << 20)
     ]
     document = {
-        "schema": "ddltrace.calibration/2",
+        "schema": "ddltrace.calibration/3",
         "library": "gloo",
         "created": "2026-11-27T00:00:00Z",
         "points": points,
@@ -508,7 +508,7 @@ def test_advice_with_a_codec_is_predicted_by_a_calibration(tmp_path: Path) -> No
         {"strategy": "bf16", "ranks": 4, "elements": n, "parts": parts, "us": 100 + n / 100}
         for n, parts in ((1024, 1), (16_384, 16), (262_144, 1))
     ]
-    document = {"schema": "ddltrace.calibration/2", "library": "gloo", "created": "2026-11-28"}
+    document = {"schema": "ddltrace.calibration/3", "library": "gloo", "created": "2026-11-28"}
     (trace / "calibration.json").write_text(
         json.dumps(document | {"points": points, "exchanges": exchanges})
     )
@@ -542,7 +542,7 @@ def test_a_damaged_calibration_is_one_line_and_no_prediction(
     trace = tmp_path / "trace"
     shutil.copytree(SAMPLES / "straggler", trace)
     point = {"ranks": 2, "bytes": 1024, "us": 100.0}
-    document = {"schema": "ddltrace.calibration/2", "library": "gloo", "created": "2026-11-28"}
+    document = {"schema": "ddltrace.calibration/3", "library": "gloo", "created": "2026-11-28"}
     document |= {"points": [{**point, where: value} if where in point else point, point]}
     document |= {where: value} if where not in point else {}
     (trace / "calibration.json").write_text(json.dumps(document))
