@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 SIZES: Final = tuple(1 << power for power in range(10, 25, 2))
 """Bytes of the vectors: 1 KiB to 16 MiB."""
 
-_SHAPES: Final = ((32, 1), (32, 16), (512, 1))
-"""Rows of the matrices that a message carries, and how many; the first one is square.
+_SHAPES: Final = ((32, 1, 1), (32, 16, 1), (32, 1, 48), (512, 1, 1))
+"""Rows of the matrices that a message carries, how many lengths they have, and how many have each.
 
-Matrices for codecs of low rank. Each has more columns than the one before by as many as the first
-has: codecs treat tensors of one length together, after they have rounded lengths up."""
+Matrices for codecs of low rank. The first one is square; those of each length have more columns
+than those of the length before by as many: codecs treat tensors of one length together, after they
+have rounded lengths up."""
+
+_MERGED: Final = "mgwfbp:steps=1,alpha_us=1000000000,beta_us_per_mb=0"
+"""A strategy that sends all gradients as they are in one message, as DDP does with few bytes."""
 
 _LAYERS: Final = 24
 """Of the model with which the engine's work for a gradient is timed; two gradients each."""
@@ -172,8 +176,8 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
             exchange = create_message_exchange(parse(spec), group)
         except DdltraceError:
             continue
-        for rows, lengths in _SHAPES:
-            gradients, messages = _messages(rows, lengths)
+        for rows, lengths, of_each in _SHAPES:
+            gradients, messages = _messages(rows, lengths, of_each)
             elements = messages[0].elements
             exchange.prepare(gradients)
             times: dict[int, list[float]] = {1: [], AT_ONCE: []}
@@ -197,6 +201,7 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
                     "ranks": dist.get_world_size(),
                     "elements": elements,
                     "lengths": lengths,
+                    "gradients": lengths * of_each,
                     "us": us,
                     "alone_us": alone_us,
                 }
@@ -205,13 +210,14 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def _messages(rows: int, lengths: int) -> tuple[dict[int, Gradient], list[Message]]:
-    """Messages of some matrices each, of different lengths."""
+def _messages(rows: int, lengths: int, of_each: int) -> tuple[dict[int, Gradient], list[Message]]:
+    """Messages of some matrices each, as in `_SHAPES`."""
     gradients: dict[int, Gradient] = {}
     messages = []
     for number in range(AT_ONCE):
         slices = []
-        for columns in range(rows, rows * (lengths + 1), rows):
+        for matrix in range(lengths * of_each):
+            columns = rows * (matrix // of_each + 1)
             index, elements = len(gradients), rows * columns
             gradients[index] = Gradient(index, f"{index}", elements, shape=(rows, columns))
             slices.append(Slice(index, 0, elements))
@@ -235,7 +241,7 @@ def _gradient_us(rounds: int) -> float:
         model: nn.Module = nn.Sequential(*(nn.Linear(16, 16) for _ in range(_LAYERS)))
         exchange = None
         if engine:
-            exchange = attach(model, parse("bf16"))  # one message a step of few bytes, as DDP's
+            exchange = attach(model, parse(_MERGED))
             model = exchange.model
         else:
             model = DistributedDataParallel(model)

@@ -404,9 +404,12 @@ class _Exchanged:
         """What a message takes of processors by the calibration."""
         if self._calibration is None:
             return None
-        lengths = len({each.elements for each in message.slices})
         return self._calibration.exchange_ns(
-            self._exchange, message.elements, lengths, len(self._plan.messages)
+            self._exchange,
+            message.elements,
+            gradients=len(message.slices),
+            lengths=len({each.elements for each in message.slices}),
+            messages=len(self._plan.messages),
         )
 
     def _more_us(self) -> float:

@@ -3,10 +3,10 @@
 The file is JSON: ``schema`` (``ddltrace.calibration/3``), ``library`` and ``created``; ``points``,
 the median time of an all_reduce of each size on each number of ranks, as objects with ``ranks``,
 ``bytes``, ``us``; ``exchanges``, how long processors are busy when the engine averages a message
-with a codec or architecture, as objects with ``strategy``, ``ranks``, ``elements``, ``lengths``
-(how many different lengths the gradients have that it carries: codecs treat those of one length
-together), ``us`` (an eighth of eight messages at once) and ``alone_us`` (a message alone); and
-``gradient_us``, what the engine takes for each gradient beside DDP. Where ranks outnumber
+with a codec or architecture, as objects with ``strategy``, ``ranks``, ``elements``, ``gradients``
+(how many it carries), ``lengths`` (how many different ones these have: codecs treat those of one
+length together), ``us`` (an eighth of eight messages at once) and ``alone_us`` (a message alone);
+and ``gradient_us``, what the engine takes for each gradient beside DDP. Where ranks outnumber
 processors, the last three are processor time, summed over ranks, by processor; else time on links
 of at least 10 Gbit/s.
 """
@@ -50,6 +50,7 @@ class Exchanged(msgspec.Struct, frozen=True):
     ranks: _Ranks
     elements: _Count
     us: _Time
+    gradients: _Count = 1
     lengths: _Count = 1
     alone_us: _Time | None = None
 
@@ -65,7 +66,7 @@ class Calibration(msgspec.Struct, frozen=True):
     gradient_us: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
     def exchange_ns(
-        self, strategy: str, elements: int, lengths: int, messages: int
+        self, strategy: str, elements: int, *, gradients: int, lengths: int, messages: int
     ) -> float | None:
         """What the engine's average of a vector takes of the processors; None if not measured.
 
@@ -75,17 +76,18 @@ class Calibration(msgspec.Struct, frozen=True):
         Args:
             strategy: A codec, an architecture, or `DDP`.
             elements: Of the vector.
-            lengths: How many different lengths its gradients have.
+            gradients: How many it carries.
+            lengths: How many different lengths they have.
             messages: How many a step has.
         """
         points = [each for each in self.exchanges if each.strategy == strategy]
-        if len(points) < 3:
+        terms = np.array([(1, each.elements, each.gradients, each.lengths) for each in points])
+        if len(terms) < 4:
             return None
-        terms = np.array([(1.0, each.elements, each.lengths) for each in points])
 
         def fitted(times: list[float]) -> float:
             found, *_ = np.linalg.lstsq(terms, np.array(times), rcond=None)
-            return max(float(found @ (1.0, elements, lengths)), min(times))
+            return max(float(found @ (1, elements, gradients, lengths)), min(times))
 
         eighth = fitted([each.us for each in points])
         alone = fitted([max(each.alone_us or 0.0, each.us) for each in points])

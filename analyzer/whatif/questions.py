@@ -542,7 +542,9 @@ class WhatIf:
             if self._calibration is not None:
                 each_step = max(round(len(sent) / steps), 1)
                 for size in {each.bytes for each in sent if each.op == "all_reduce"}:
-                    measured[size] = self._calibration.exchange_ns(DDP, size // 4, 1, each_step)
+                    measured[size] = self._calibration.exchange_ns(
+                        DDP, size // 4, gradients=1, lengths=1, messages=each_step
+                    )
             whole = 0.0
             for each in sent:
                 known = measured.get(each.bytes) if each.op == "all_reduce" else None

@@ -450,9 +450,11 @@ def test_a_calibration_is_read(tmp_path):
         "created": "2026-11-27T00:00:00Z",
         "points": points,
     }
+    carried = [(1024, 1, 1), (16_384, 16, 16), (65_536, 64, 1), (262_144, 1, 1)]
     exchanges = [
-        {"strategy": "int8", "ranks": 4, "elements": n, "lengths": k, "us": 10 + n / 100 + k}
-        for n, k in ((1024, 1), (16_384, 16), (262_144, 1))
+        {"strategy": "int8", "ranks": 4, "elements": n, "gradients": g, "lengths": k}
+        | {"us": 10 + n / 100 + g / 10 + k}
+        for n, g, k in carried
     ]
     document |= {"exchanges": exchanges, "gradient_us": 50.0}
     file = tmp_path / "calibration.json"
@@ -461,12 +463,23 @@ def test_a_calibration_is_read(tmp_path):
     file.write_text(json.dumps(document))
     found = read_calibration(file)
     assert found.overhead_ns(4) == pytest.approx((6 * 50 + 1.5 * 10.24) / 6 * 1e3)
-    assert found.exchange_ns("int8", 100_000, 8, 1) == pytest.approx(1_018e3)
-    assert found.exchange_ns("int8", 1, 1, 1) == pytest.approx(21.24e3)  # not less than any
-    assert found.exchange_ns("bf16", 1, 1, 1) is None
+
+    def exchange_ns(strategy: str, elements: int, messages: int = 1) -> float | None:
+        several = elements > 1
+        return found.exchange_ns(
+            strategy,
+            elements,
+            gradients=10 if several else 1,
+            lengths=7 if several else 1,
+            messages=messages,
+        )
+
+    assert exchange_ns("int8", 100_000) == pytest.approx(1_018e3)
+    assert exchange_ns("int8", 1) == pytest.approx(21.34e3)  # not less than any
+    assert exchange_ns("bf16", 1) is None
     # A fixed 800 us, and 918 us for each message: 1,718 alone, 1,018 of each of eight.
     for messages in (1, 8, 2, 80):
-        exchanged_ns = found.exchange_ns("fp16", 100_000, 8, messages)
+        exchanged_ns = exchange_ns("fp16", 100_000, messages)
         assert exchanged_ns == pytest.approx((918 + 800 / messages) * 1e3)
     trace = tmp_path / "trace"
     shutil.copytree(SAMPLES / "ddp-4-hosts-400mbit", trace)
@@ -505,8 +518,9 @@ def test_advice_with_a_codec_is_predicted_by_a_calibration(tmp_path: Path) -> No
     assert "replay" not in text
     points = [{"ranks": 4, "bytes": size, "us": 300 + size / 60} for size in (1024, 1 << 20)]
     exchanges = [
-        {"strategy": "bf16", "ranks": 4, "elements": n, "parts": parts, "us": 100 + n / 100}
-        for n, parts in ((1024, 1), (16_384, 16), (262_144, 1))
+        {"strategy": "bf16", "ranks": 4, "elements": n, "gradients": g, "lengths": k}
+        | {"us": 100 + n / 100}
+        for n, g, k in ((1024, 1, 1), (16_384, 16, 16), (49_152, 48, 1), (262_144, 1, 1))
     ]
     document = {"schema": "ddltrace.calibration/3", "library": "gloo", "created": "2026-11-28"}
     (trace / "calibration.json").write_text(
