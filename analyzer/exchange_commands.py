@@ -14,6 +14,7 @@ from ddltrace.analyzer.exporters import FORMATS
 from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.analyzer.report.warnings import report_damage
 from ddltrace.tracer.next_command import print_next_command
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
@@ -93,7 +94,8 @@ def import_(
         click.echo(f"ddltrace: note: {click.unstyle(note)}", err=True)
     events = sum(table.num_rows for table in trace.tables.values())
     click.echo(
-        f"ddltrace: {events} events of {len(trace.tables)} ranks ({trace.run.source}) in {output}",
+        f"ddltrace: {counted(events, 'event')} of {counted(len(trace.tables), 'rank')} "
+        f"({trace.run.source}) in {output}",
         err=True,
     )
     print_next_command("analyze", output)
@@ -145,6 +147,6 @@ def export(trace: Location, to: str, per_rank: bool, output: Path, force: bool) 
     opened = open_trace(trace)
     events = write(opened, to, output, force=force, per_rank=per_rank)
     report_damage(opened)
-    click.echo(f"ddltrace: {events} events in {output}", err=True)
+    click.echo(f"ddltrace: {counted(events, 'event')} in {output}", err=True)
     if not per_rank and to in ("chrome", "perfetto"):
         click.echo(f"ddltrace: next: open {output} at https://ui.perfetto.dev", err=True)

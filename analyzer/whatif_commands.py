@@ -16,9 +16,10 @@ from ddltrace.analyzer.formatting.terminal import (
     layout,
     terminal_width,
 )
-from ddltrace.analyzer.formatting.units import counted, share_text, time_text
+from ddltrace.analyzer.formatting.units import share_text, time_text
 from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.arrow_arrays import without_pandas
 

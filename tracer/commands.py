@@ -28,6 +28,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
 from ddltrace.tracer.masked_command import masked_command
 from ddltrace.tracer.nccl.event_kinds import DIRECTORY_VARIABLE
 from ddltrace.tracer.next_command import print_next_command, say
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.output_directory import check_apart
 from ddltrace.tracer.peak_option import peak_option
@@ -381,7 +382,7 @@ def _report_trace(directory: Path, result: JobResult, *, with_cost: bool) -> Non
         say(_measured_cost(directory))
     for note in result.notes:
         say(f"note: {note}")
-    ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
+    ranks = counted(result.num_ranks, "rank")
     say(f"trace of {ranks} in {directory}")
 
 

@@ -8,6 +8,7 @@ import click
 
 from ddltrace.tracer.errors import StoreError, TraceError, UsageError
 from ddltrace.tracer.next_command import print_next_command
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.output_directory import check_apart
 from ddltrace.tracer.storage.location import Location, location_of
 
@@ -44,7 +45,8 @@ def upload(directory: Path, url: str | None) -> None:
     except OSError as error:
         raise UsageError(f"{directory} cannot be uploaded: {error.strerror}") from error
     click.echo(
-        f"ddltrace: {done.sent} files with {done.bytes} bytes sent, {done.skipped} were there",
+        f"ddltrace: {counted(done.sent, 'file')} with {counted(done.bytes, 'byte')} sent, "
+        f"{counted(done.skipped, 'file', 'was')} there",
         err=True,
     )
     print_next_command("analyze", sending.url)
@@ -93,9 +95,8 @@ def collect(sources: tuple[Location, ...], output: Path, force: bool) -> None:
     for note in run.notes:
         click.echo(f"ddltrace: note: {note}", err=True)
     hosts = len({info.host for info in run.ranks})
-    click.echo(
-        f"ddltrace: trace of {len(run.ranks)} rank processes of {hosts} hosts in {output}", err=True
-    )
+    ranks = counted(len({info.rank for info in run.ranks}), "rank")
+    click.echo(f"ddltrace: trace of {ranks} of {counted(hosts, 'host')} in {output}", err=True)
     print_next_command("analyze", output)
     if found.missing:
         raise TraceError(

@@ -28,7 +28,6 @@ from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import (
     bandwidth_text,
     bytes_text,
-    counted,
     printable,
     share_text,
     time_text,
@@ -45,6 +44,7 @@ from ddltrace.analyzer.measures.stragglers import StragglerRow, delays_others
 from ddltrace.analyzer.model import Analysis
 from ddltrace.tracer.extensions import extension
 from ddltrace.tracer.masked_command import MASK, is_masked
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.storage.location import Location
 
 SMALL_BYTES: Final = 64 << 10
@@ -387,7 +387,8 @@ def _growing_memory(analysis: Analysis) -> Iterator[Finding]:
         if not growing:
             continue
         growth, rank = max(growing, key=lambda pair: pair[0].bytes_per_step)
-        others = "" if len(growing) == 1 else f", and on {len(growing) - 1} other ranks"
+        more = len(growing) - 1
+        others = f", and on {counted(more, 'other rank')}" if more else ""
         yield Finding(
             "memory",
             0.0,
@@ -403,7 +404,7 @@ def _throttled_device(analysis: Analysis) -> Iterator[Finding]:
     if row is None or (row.device_throttled_share or 0.0) < _MIN_THROTTLED:
         return
     count = sum((r.device_throttled_share or 0.0) >= _MIN_THROTTLED for r in analysis.resources)
-    others = "" if count == 1 else f"; {count} ranks are affected"
+    others = "" if count == 1 else f"; {counted(count, 'rank', 'is')} affected"
     yield Finding(
         "device",
         0.0,

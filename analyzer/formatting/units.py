@@ -13,7 +13,6 @@ _TIME_UNITS: Final = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 _BYTE_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNT_UNITS: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _MAX_NAME: Final = 400
-_MANY: Final = {"is": "are", "was": "were", "has": "have", "does": "do"}
 _AT_ONCE: Final = 1 << 16
 
 
@@ -93,17 +92,6 @@ _TEXTS: Final[dict[str, Callable[[float], str]]] = {
     "ratio": share_text,
     "bytes": bytes_text,
 }
-
-
-def counted(number: int, noun: str, verb: str = "") -> str:
-    """A number and what it counts, with a verb if one is given: ``1 file is``, ``2 files are``."""
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural} {agreeing(number, verb)}".rstrip()
-
-
-def agreeing(number: int, verb: str) -> str:
-    """The third person of a verb in the number of its subject."""
-    return verb if number == 1 or not verb else _MANY.get(verb, verb[:-1])
 
 
 def printable(name: object) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers import plain_pickle
 from ddltrace.analyzer.importers.communication import (
     count,
@@ -33,6 +32,7 @@ from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.storage.plain_files import open_given
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import P2P_OPS

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddltrace.analyzer.engine.engine import Engine
-from ddltrace.analyzer.formatting.units import counted
 from ddltrace.analyzer.importers import flight_recorder, nccl_inspector, nccl_rings
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chakra import chakra_reader
@@ -22,6 +21,7 @@ from ddltrace.analyzer.importers.other_files import HEAD_BYTES, is_mistakable, k
 from ddltrace.analyzer.importers.rank_files import ASCEND_FOLDER, names_rank
 from ddltrace.analyzer.importers.straggler_analysis import straggler_reader
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.storage.plain_files import DIRECTORY, PLAIN, kind_of
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 

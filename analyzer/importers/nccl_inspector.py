@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import msgspec
 
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chrome.trace_events import UNDECODABLE
 from ddltrace.analyzer.importers.communication import MAX_INT32, count, public_op
@@ -29,6 +28,7 @@ from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.nccl_operations import Operation, Process, bytes_of, trace_of
 from ddltrace.analyzer.importers.rank_files import MAX_RANK
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace.run_info import RunInfo
 
 NAME: Final = "nccl-inspector"

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ddltrace.analyzer.formatting.units import agreeing
 from ddltrace.analyzer.importers.communication import count
 from ddltrace.analyzer.importers.imported import ImportedTrace, Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
+from ddltrace.tracer.number_text import agreeing
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
 from ddltrace.tracer.trace.trace_files import segment_name

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.events.event_columns import NULL_NS
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.communication import count, public_op
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.names import clean
@@ -25,6 +24,7 @@ from ddltrace.analyzer.importers.nccl_operations import (
 from ddltrace.analyzer.nccl.messages import HANDED_OVER, RunTimes, run_times
 from ddltrace.analyzer.nccl.ring_file import Ring, read_ring, recognizes
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace.run_info import RunInfo
 
 __all__ = ["NAME", "read", "recognizes"]

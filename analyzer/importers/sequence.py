@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.events.event_columns import distinct, memory_of
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace.arrow_arrays import integers
 from ddltrace.tracer.trace.run_info import RunInfo
 from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS

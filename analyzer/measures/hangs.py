@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.formatting.units import counted
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.last_activity import at_place, last_activity, last_silence
 from ddltrace.analyzer.measures.process_ends import KnownActivity, ProcessLifetimes, end_of_trace
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace

@@ -50,6 +50,7 @@ from ddltrace.analyzer.importers.straggler_analysis.operations import (
 )
 from ddltrace.analyzer.measures.measure import derived
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -619,9 +620,10 @@ class _Comparison:
         if not whole.any():
             raise TraceError("replicas have different operations in every step")
         if not whole.all():
+            others = int((~whole).sum())
             notes.append(
-                f"{int((~whole).sum())} of {len(whole)} steps have other operations than the "
-                "first one: left out of the slowdown by stragglers"
+                f"{others} of {len(whole)} steps {agreeing(others, 'has')} other operations than "
+                "the first one: left out of the slowdown by stragglers"
             )
             self._steps = self._steps[whole]
             return start[:, whole], end[:, whole]

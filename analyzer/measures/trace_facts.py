@@ -9,12 +9,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ddltrace.analyzer.events.interval_sets import length
-from ddltrace.analyzer.formatting.units import agreeing, counted, share_text
+from ddltrace.analyzer.formatting.units import share_text
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.measures.distribution import merged_records
 from ddltrace.analyzer.measures.measure import JoinedSteps, Measure, Whole, derived, merged_by
 from ddltrace.analyzer.trace.align import SHARED
 from ddltrace.tracer.capture.overhead_probe import cost_text
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace.communication_kernels import SUSPECTS_LABEL
 
 
@@ -169,11 +170,11 @@ def _trace_facts(whole: Whole) -> TraceFacts:
     for rank, of_rank in facts.items():
         least = "at least " if of_rank.is_partial else ""
         if of_rank.damaged:
-            count = f"{least}{of_rank.damaged}"
-            notes.append(f"rank {rank}: {count} events left out: impossible times")
+            count = f"{least}{counted(of_rank.damaged, 'event')}"
+            notes.append(f"rank {rank}: {count} left out: impossible times")
         if of_rank.backwards:
-            count = f"{least}{of_rank.backwards}"
-            notes.append(f"rank {rank}: {count} events end before they start: taken as instants")
+            count = f"{least}{counted(of_rank.backwards, 'event', 'ends')}"
+            notes.append(f"rank {rank}: {count} before the start: taken as instants")
     costs = [info.cost for info in run.ranks if info.cost]
     if costs:
         notes.append(

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.nccl.event_kinds import KINDS
 from ddltrace.tracer.nccl.job_rings import MAGIC
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.plain_files import open_given
 

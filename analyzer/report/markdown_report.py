@@ -12,6 +12,7 @@ from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.notes import notes_of
 from ddltrace.analyzer.report.sentences import dimensions_text, predicted_text, sentences
+from ddltrace.tracer.number_text import counted
 
 _MAX_RANKS: Final = 16
 _MAX_FINDINGS: Final = 5
@@ -105,7 +106,7 @@ def _ranks(analysis: Analysis) -> list[str]:
     ]
     table = _table(("rank", "step, median", "overlap", "exposed", "waiting", "idle"), rows)
     more = len(analysis.ranks) - len(rows)
-    return [*table, *(["", f"{more} more ranks are not shown."] if more else [])]
+    return [*table, *(["", f"{counted(more, 'more rank', 'is')} not shown."] if more else [])]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

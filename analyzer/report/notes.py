@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import Final
 
-from ddltrace.analyzer.formatting.units import agreeing, counted, time_text
+from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.measures.trace_facts import TraceFacts
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.sentences import mismatch_text
+from ddltrace.tracer.number_text import agreeing, counted
 
 _SHOWN_MISMATCHES: Final = 3
 _AHEAD: Final = 0.5

@@ -16,14 +16,7 @@ from ddltrace.analyzer.findings.advice import (
     share_of_collectives,
 )
 from ddltrace.analyzer.formatting.text_table import shorten
-from ddltrace.analyzer.formatting.units import (
-    agreeing,
-    count_text,
-    counted,
-    printable,
-    share_text,
-    time_text,
-)
+from ddltrace.analyzer.formatting.units import count_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.failures import Failure
 from ddltrace.analyzer.measures.finding import Finding
 from ddltrace.analyzer.measures.goodput import Goodput
@@ -35,6 +28,7 @@ from ddltrace.analyzer.measures.summary import OVERLAPPING, Summary
 from ddltrace.analyzer.measures.trace_facts import TraceFacts
 from ddltrace.analyzer.model import Analysis
 from ddltrace.tracer.exit_status import signal_name, status_text
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace.completeness import NOTHING_RECORDED, listed
 
 _NAMES = {

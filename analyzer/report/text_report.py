@@ -20,13 +20,7 @@ from ddltrace.analyzer.formatting.terminal import (
     table_of,
 )
 from ddltrace.analyzer.formatting.text_table import kernel_text, shorten
-from ddltrace.analyzer.formatting.units import (
-    NOT_KNOWN,
-    counted,
-    printable,
-    share_text,
-    time_text,
-)
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
 from ddltrace.analyzer.measures.collectives import CollectiveRow, P2PRow
 from ddltrace.analyzer.measures.device_queues import DEVICE_QUEUES
 from ddltrace.analyzer.measures.finding import Finding
@@ -50,6 +44,7 @@ from ddltrace.analyzer.report.sentences import (
     sentences,
     throughput_of,
 )
+from ddltrace.tracer.number_text import counted
 
 _BAR_COLORS: Final = {
     "compute": "blue",
@@ -202,13 +197,13 @@ def _sentences(analysis: Analysis) -> Section:
 
 def _job(trace: TraceFacts) -> str:
     """What was recorded: ``run: 4 ranks on 2 hosts, 40 steps, 6,628 events, complete``."""
-    hosts = f"{len(trace.hosts)} host{'' if len(trace.hosts) == 1 else 's'}"
-    ranks = f"{len(trace.ranks)} of {trace.world_size} ranks"
-    if len(trace.ranks) == trace.world_size:
-        ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
+    hosts = counted(len(trace.hosts), "host")
+    ranks = counted(trace.world_size, "rank")
+    if len(trace.ranks) != trace.world_size:
+        ranks = f"{len(trace.ranks)} of {ranks}"
     return (
         f"{trace.name}: {ranks} on {hosts}, {counted(trace.steps, 'step')}, "
-        f"{trace.events:,} events, {state_text(trace)}"
+        f"{counted(trace.events, 'event')}, {state_text(trace)}"
     )
 
 
@@ -327,7 +322,8 @@ def _ranks(analysis: Analysis) -> Section:
         table_of(rows, columns),
     ]
     if left > 0:
-        lines.append(f"  {left} more ranks in --json; those shown wait least: others wait for them")
+        more = counted(left, "more rank")
+        lines.append(f"  {more} in --json; those shown wait least: others wait for them")
     return lines
 
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.trace.run_metadata import RunMetadata
 from ddltrace.tracer.errors import TraceError, is_store_failure
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.counters import COUNTERS, read_counters
 from ddltrace.tracer.trace.event_file import counters_match_checksum, grouped, matches_checksum
@@ -165,9 +166,8 @@ class RecordedRun(RunMetadata):
             self._note_damage(f"rank {info.rank}: {error}")
             return COUNTERS.empty_table()
         if lost_bytes:
-            self._note_damage(
-                f"rank {info.rank}: the last {lost_bytes} bytes of its counters are unreadable"
-            )
+            lost = counted(lost_bytes, "byte", "is")
+            self._note_damage(f"rank {info.rank}: of its counters, the last {lost} unreadable")
         elif not counters_match_checksum(self.path, info):
             self._note_damage(f"rank {info.rank}: its counters are not those that were recorded")
         return table
@@ -245,7 +245,7 @@ class RecordedRun(RunMetadata):
             return
         if reader.lost_bytes and not info.lost_bytes:
             self._note_damage(
-                f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable"
+                f"rank {info.rank}: the last {counted(reader.lost_bytes, 'byte', 'is')} unreadable"
             )
         if reader.checksum is not None and info.checksum not in (None, reader.checksum):
             self._note_other_file(info)

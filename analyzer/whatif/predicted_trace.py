@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
-from ddltrace.analyzer.formatting.units import counted
 from ddltrace.analyzer.importers.imported import ImportedTrace, Row, table_of
 from ddltrace.analyzer.whatif.costs import bytes_on_link
 from ddltrace.analyzer.whatif.program import SIGNAL, WAIT, Exchange, Program
 from ddltrace.analyzer.whatif.questions import Refused
 from ddltrace.analyzer.whatif.replay import Replayed
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.trace_files import segment_name
 

@@ -200,8 +200,8 @@
       this.view.fit();
       this.painter = new ns.Painter(this.source, this.layout);
       this.canvas.setAttribute("aria-label",
-        `Timeline of ${this.layout.title}: ${this.layout.ranks.length} ranks, ` +
-        `${this.layout.events} events, ${ns.timeText(this.layout.span)}. Press ? for keys.`);
+        `Timeline of ${this.layout.title}: ${ns.countedText(this.layout.ranks.length, "rank")}, ` +
+        `${ns.countedText(this.layout.events, "event")}, ${ns.timeText(this.layout.span)}. Press ? for keys.`);
       this.showNotes(this.layout.notes);
       if (!this.layout.tracks.length) {
         this.say("This trace holds no events. Was the job traced to its end?");
@@ -822,7 +822,7 @@
         const { total, hits } = await this.source.search(query, request.signal);
         this.hits = hits;
         this.total = total;
-        this.found.textContent = total ? ns.countText(total) + (total === 1 ? " event" : " events") : "nothing found";
+        this.found.textContent = total ? ns.countedText(total, "event") : "nothing found";
       } catch (error) {
         if (error.name !== "AbortError") this.found.textContent = error.message;
       }

@@ -20,6 +20,11 @@
     return count.toLocaleString("en");
   };
 
+  // 1 rank, 2 ranks
+  ns.countedText = function (count, noun) {
+    return `${ns.countText(count)} ${noun}${count === 1 ? "" : "s"}`;
+  };
+
   // Ticks at 1, 2 or 5 times a power of ten, about one per `spacing` pixels.
   ns.ticks = function (t0, t1, width, spacing) {
     const wanted = ((t1 - t0) * spacing) / Math.max(1, width);

@@ -22,6 +22,7 @@ from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
 from ddltrace.dashboard.pages.sorted_table import Column, sorted_table, time_column
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import card, empty, notes_box, table
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -159,8 +160,8 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
     joining, pairs = analysis.joining, sum(row.count for row in analysis.p2p)
     head: list[Any] = [
         html.H1(
-            f"{joining.collectives:,} collective{'s' * (joining.collectives != 1)}, "
-            f"{pairs:,} message{'s' * (pairs != 1)} between pairs of ranks"
+            f"{counted(joining.collectives, 'collective')}, "
+            f"{counted(pairs, 'message')} between pairs of ranks"
         ),
         html.P(communication_text(analysis), className="lead"),
         _limits(analysis),

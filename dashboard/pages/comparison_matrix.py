@@ -14,6 +14,7 @@ from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, printable,
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import card, graph, table
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -67,7 +68,7 @@ def matrix_cards(workspace: Workspace) -> list[Component]:
         "rank. ~ not decided: runs of the same job differ by as much."
     )
     if more:
-        hint += f" {more} further traces are not shown."
+        hint += f" {counted(more, 'further trace', 'is')} not shown."
     matrix = html.Div(table(heads, rows), className="matrix")
     cards = [card("All traces", matrix, hint=hint, wide=True)]
     for name, title in (

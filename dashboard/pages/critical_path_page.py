@@ -20,6 +20,7 @@ from ddltrace.dashboard.pages.sorted_table import Column, sorted_table, time_col
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import card, empty, no_such_step, notes_box, table
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     import dash
@@ -245,7 +246,7 @@ def _by_category(analysis: Analysis) -> Component:
         )
         for category, by_rank in sorted(sums.items(), key=lambda item: -sum(item[1].values()))
     ]
-    rest = [f"{len(others)} other ranks"] if others else []
+    rest = [counted(len(others), "other rank")] if others else []
     return table(("category", "all ranks", *(f"rank {rank}" for rank in ranks), *rest), rows)
 
 

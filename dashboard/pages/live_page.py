@@ -35,6 +35,7 @@ from ddltrace.dashboard.widgets import (
 from ddltrace.tracer.config import LEVELS
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.switch_orders import give_order, ranges_text, sockets_of
 
 if TYPE_CHECKING:
@@ -248,16 +249,16 @@ def headline(workspace: Workspace, state: LiveState, address: Address) -> list[A
 
 
 def _sentence(state: LiveState) -> str:
-    steps = f"{state.num_steps} step{'' if state.num_steps == 1 else 's'}"
+    steps = counted(state.num_steps, "step")
     if state.status == "running":
         if not state.rows:
             return "The job has been started; no rank has recorded anything yet"
         count, dead = len(state.rows), len(_dead(state))
-        on = f"{count - dead} of {count}" if dead else f"{count}"
+        on = f"{count - dead} of {counted(count, 'rank')}" if dead else counted(count, "rank")
         if len(state.off) == count:
-            return f"The job is running and is not recorded now: {steps} recorded on {on} ranks"
+            return f"The job is running and is not recorded now: {steps} recorded on {on}"
         off = f", {len(state.off)} of which are not recorded now" if state.off else ""
-        return f"The job is running: {steps} so far on {on} ranks{off}"
+        return f"The job is running: {steps} so far on {on}{off}"
     return f"{_end(state)}, after {steps}" if state.rows else _end(state)
 
 
@@ -406,7 +407,7 @@ def running_banner(workspace: Workspace, opened: OpenTrace) -> Component | None:
         state = workspace.live(opened.number).state()
     except TraceError:
         return None
-    steps = f"{state.num_steps} step{'' if state.num_steps == 1 else 's'}"
+    steps = counted(state.num_steps, "step")
     if state.status == "running":
         text = f"This trace is still being written, {steps} so far."
     else:

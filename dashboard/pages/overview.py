@@ -19,6 +19,7 @@ from ddltrace.analyzer.report.sentences import sentences, throughput_of
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.address import EXPERIMENTS_PATH, Address
 from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table, tiles
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -154,11 +155,11 @@ def _headline(opened: OpenTrace) -> Component:
     first, *rest = sentences(analysis)
     more = len(trace.hosts) - _MAX_HOSTS
     facts = [
-        f"{len(trace.ranks)} of {trace.world_size} ranks",
-        f"{trace.steps:,} step{'s' * (trace.steps != 1)}",
-        f"{trace.events:,} events",
+        f"{len(trace.ranks)} of {counted(trace.world_size, 'rank')}",
+        counted(trace.steps, "step"),
+        counted(trace.events, "event"),
         printable(", ".join(trace.hosts[:_MAX_HOSTS])),
-        f"{more} more host{'s' * (more != 1)}" if more > 0 else "",
+        counted(more, "more host") if more > 0 else "",
         f"level {printable(trace.level)}",
     ]
     children: list[Any] = [

@@ -10,6 +10,7 @@ from dash import dcc, html
 
 from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.dashboard.widgets import LONGEST_TABLE, GridColumn, grid, table
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -111,7 +112,7 @@ def sorted_table(
         parts.append(table(heads, cells, text_columns=text_columns))
     more = 0 if total is None else total - len(ordered)
     if more:
-        parts.append(html.P(f"{more:,} more rows are not shown.", className="quiet"))
+        parts.append(html.P(f"{counted(more, 'more row', 'is')} not shown.", className="quiet"))
     return html.Div(parts)
 
 

@@ -18,6 +18,7 @@ from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.report.figures import base_figure, label
 from ddltrace.dashboard.widgets import LONGEST_TABLE, GridColumn, card, graph, grid, table
 from ddltrace.tracer.errors import DdltraceError
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -212,7 +213,7 @@ def rows_of(opened: OpenTrace, statement: str) -> list[Any]:
     except DdltraceError as error:
         return [html.P(printable(str(error)), className="warning", role="alert")]
     shown = [list(row.values()) for row in result.slice(0, _MAX_ROWS).to_pylist()]
-    count = f"{len(result):,} row{'s' * (len(result) != 1)}"
+    count = counted(len(result), "row")
     more = f", the first {_MAX_ROWS:,} shown" if len(result) > _MAX_ROWS else ""
     parts: list[Any] = []
     figure = plot(result)

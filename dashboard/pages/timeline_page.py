@@ -16,6 +16,7 @@ from ddltrace.dashboard.timeline.component import Timeline
 from ddltrace.dashboard.timeline.path_lane import NO_RANK
 from ddltrace.dashboard.timeline.range_summary import RangeRow, summarize
 from ddltrace.dashboard.widgets import LONGEST_TABLE, GridColumn, grid, table
+from ddltrace.tracer.number_text import counted
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -245,8 +246,8 @@ def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[C
                 "after the median arrival of the others."
             )
         )
-    if len(details.parts) > len(parts):
-        lines.append(html.P(f"{len(details.parts) - len(parts)} more ranks are not shown."))
+    if more := len(details.parts) - len(parts):
+        lines.append(html.P(f"{counted(more, 'more rank', 'is')} not shown."))
     if details.missing_ranks:
         shown = ", ".join(map(str, details.missing_ranks[:16]))
         lines.append(html.P(f"Nothing is known of rank {shown}.", className="warning"))

@@ -37,6 +37,7 @@ from ddltrace.experiments.messages.message_plan import Message
 from ddltrace.experiments.messages.trace_marks import carrying, region
 from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.schedules.base import Schedule
+from ddltrace.tracer.number_text import counted
 
 
 class ModelExchange:
@@ -278,7 +279,7 @@ class ModelExchange:
         if missing and not self._find_unused:
             names = ", ".join(repr(self._names[i]) for i in missing[:5])
             raise RuntimeError(
-                f"{len(missing)} parameters got no gradient in this step ({names}); "
+                f"{counted(len(missing), 'parameter')} got no gradient in this step ({names}); "
                 "use find_unused_parameters=True"
             )
         if step.plan is None:

@@ -61,7 +61,7 @@ def test_a_full_disk_costs_events_all_counted(
     assert info.dropped > 0
     assert sum(kind == "marker" for kind in table["kind"].to_pylist()) + info.dropped == count
     assert any("No space left" in error for error in info.errors)
-    line = f"rank 0: {info.dropped} events dropped: buffer or disk full"
+    line = f"rank 0: {info.dropped:,} events dropped: buffer or disk full"
     assert line in done.stderr
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
     assert report.status == 0, report.stderr
@@ -111,7 +111,7 @@ def test_recording_goes_on_after_a_disk_was_full(
     assert report.status == 0, report.stderr
     if stays_full:
         assert info.dropped > 500
-        assert f"rank 0: {info.dropped} events dropped: buffer or disk full" in report.stdout
+        assert f"rank 0: {info.dropped:,} events dropped: buffer or disk full" in report.stdout
         assert "No space left on device" in report.stdout
         assert "the launcher was killed" not in report.stdout
     else:

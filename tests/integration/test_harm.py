@@ -178,7 +178,7 @@ if sys.argv[1] == "killed":
         assert (lost, regions + info.dropped) == (0, 300_000)
         # The buffer holds a third of them.
         assert info.dropped > 190_000
-        line = f"rank 0: {info.dropped} events dropped: buffer or disk full"
+        line = f"rank 0: {info.dropped:,} events dropped: buffer or disk full"
         report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
         assert report.status == 0, report.stderr
         assert (done.stderr.count(line), report.stdout.count(line)) == (1, 1)

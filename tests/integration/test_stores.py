@@ -100,7 +100,7 @@ def test_a_store_that_hangs_does_not_delay_the_end(server: S3Server, tmp_path: P
             _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 7
     last = stderr.strip().splitlines()[-1]
-    assert "1 of 1 files are not in the store" in last
+    assert "1 of 1 files is not in the store" in last
     assert "the store does not answer" in last
     assert last.endswith(f"to go on: ddltrace upload {tmp_path / 'hanging'}")
     with server.hanging():

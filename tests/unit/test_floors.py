@@ -91,6 +91,7 @@ ORDER = {
             "fault_barrier",
             "masked_command",
             "next_command",
+            "number_text",
             "optional_packages",
             "owner_access",
             "peak_option",

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.number_text import counted
+
 if TYPE_CHECKING:
     from ddltrace.tracer.record.recorder import Recorder
     from ddltrace.tracer.trace.run_info import Cost
@@ -119,7 +121,7 @@ def cost_text(costs: Sequence[Mapping[str, Any]]) -> str:
     pooled = pooled_cost(costs)
     text = (
         f"a step takes {pooled['ratio']:.4f} times as long with it, the mean of "
-        f"{len(costs)} rank{'' if len(costs) == 1 else 's'} "
+        f"{counted(len(costs), 'rank')} "
         f"(95 % interval {pooled['low']:.4f} to {pooled['high']:.4f}"
     )
     if pooled["high"] - pooled["low"] <= _INTERVAL:

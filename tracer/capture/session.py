@@ -40,6 +40,7 @@ from ddltrace.tracer.naming.ready_gradients import ReadyGradients
 from ddltrace.tracer.naming.registry import Registry
 from ddltrace.tracer.native import build
 from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.record.rank_record import RankRecord
 from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.record.step_tracker import Steps
@@ -223,7 +224,9 @@ class Session:
             except Exception as error:  # noqa: BLE001 - the process is on its way out
                 self.fault("close", error)
         if self.registry.unnamed:
-            self._record.note(f"registry: {self.registry.unnamed} parameters too many to be named")
+            self._record.note(
+                f"registry: {counted(self.registry.unnamed, 'parameter')} too many to be named"
+            )
         info = self._record.info
         with contextlib.suppress(Exception):
             info.cost = self._meter.result() if self._meter else None

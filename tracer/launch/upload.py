@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from pyarrow import fs
 
 from ddltrace.tracer.errors import DdltraceError, StoreError, UsageError
+from ddltrace.tracer.number_text import agreeing
 from ddltrace.tracer.storage.plain_files import open_plain
 from ddltrace.tracer.storage.remote_path import RemotePath
 from ddltrace.tracer.storage.store_threads import begin_in_store_thread
@@ -448,7 +449,8 @@ class BackgroundUpload(Upload):
             return reason
         if not (missing := sum(name not in self._there for name in names)):
             return None
-        return f"{missing} of {len(names)} files are not in the store ({reason})"
+        are = agreeing(missing, "is")
+        return f"{missing} of {len(names)} files {are} not in the store ({reason})"
 
     def _reason(self, answer: Future[None]) -> str | None:
         """Waits for the end of the upload, or for a time without progress; says why it failed."""

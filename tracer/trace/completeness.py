@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddltrace.tracer.exit_status import status_text
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_info import PART_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import event_path
@@ -40,19 +41,22 @@ def account_for(directory: Location, run: RunInfo) -> None:
         if info.status == "killed":
             run.notes.append(f"{who} ended without closing its trace{_ending_of(info)}")
         if info.lost_bytes:
-            run.notes.append(f"{who}: the last {info.lost_bytes} bytes are unreadable")
+            run.notes.append(f"{who}: the last {counted(info.lost_bytes, 'byte', 'is')} unreadable")
         if info.dropped:
-            run.notes.append(f"{who}: {info.dropped} events dropped: buffer or disk full")
+            events = counted(info.dropped, "event")
+            run.notes.append(f"{who}: {events} dropped: buffer or disk full")
         if info.counters_dropped:
-            run.notes.append(f"{who}: {info.counters_dropped} readings of counters dropped")
+            readings = counted(info.counters_dropped, "reading")
+            run.notes.append(f"{who}: {readings} of counters dropped")
         if info.errors:
-            run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
+            errors = counted(len(info.errors), "tracer error")
+            run.notes.append(f"{who}: {errors}: {info.errors[0]}")
     run.status = "partial" if run.notes else "complete"
     run.notes += _notes_on_recording_in_python(run) + _notes_on_windows(run)
     # Nothing is missing because of them, but somebody has tried.
     run.notes += [
-        f"rank {info.rank}: {info.refused_connections} connections from outside of the job, which "
-        "did not prove its secret, were refused"
+        f"rank {info.rank}: {counted(info.refused_connections, 'connection', 'was')} refused that "
+        "did not prove the job's secret"
         for info in run.ranks
         if info.refused_connections
     ]

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ddltrace.tracer.connections.requests import remove_socket
 from ddltrace.tracer.errors import TraceError, UsageError
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.trace.completeness import account_for, listed
 from ddltrace.tracer.trace.counters import COUNTERS
 from ddltrace.tracer.trace.event_file import checksum_of, write_batches, write_events
@@ -160,7 +161,8 @@ def _finalize_counters(directory: Path, info: RankInfo) -> None:
         info.errors.append(f"the counters could not be finalized: {error!r:.200}")
         return
     if reader.lost_bytes:
-        info.errors.append(f"the last {reader.lost_bytes} bytes of the counters are unreadable")
+        lost = counted(reader.lost_bytes, "byte", "is")
+        info.errors.append(f"of the counters, the last {lost} unreadable")
     stream.unlink()
 
 

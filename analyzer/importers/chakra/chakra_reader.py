@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chakra.messages import (
     COLLECTIVE,
@@ -48,6 +47,7 @@ from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import PHASES, STATUSES

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ddltrace.analyzer.formatting.units import counted
 from ddltrace.analyzer.importers.chrome.trace_events import (
     INTERVAL_BYTES,
     NO_ARGS,
@@ -42,6 +41,7 @@ from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import counted
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import KINDS, PHASES, STATUSES
 from ddltrace.tracer.trace.trace_files import segment_name

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.chrome.chrome_reader import Interval, Recording, read_recording
 from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile
 from ddltrace.analyzer.importers.communication import (
@@ -36,6 +35,7 @@ from ddltrace.analyzer.importers.imported import ImportedTrace, Row, table_of
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.trace_files import segment_name
 

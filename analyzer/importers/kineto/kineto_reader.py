@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.engine.engine import Engine, check_shared
 from ddltrace.analyzer.events.copies import BANDWIDTHS_LABEL
 from ddltrace.analyzer.formatting.text_table import shorten
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import (
     MAX_TIME_NS,
@@ -51,6 +50,7 @@ from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace import communication_kernels
 from ddltrace.tracer.trace.arrow_arrays import integers
 from ddltrace.tracer.trace.communication_kernels import (

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from ddltrace.analyzer.events.event_columns import ColumnTable, changes, distinct
-from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace, coded, events_table
 from ddltrace.analyzer.importers.memory_limit import check_memory
 from ddltrace.analyzer.importers.names import clean
@@ -43,6 +42,7 @@ from ddltrace.analyzer.importers.straggler_analysis.operations import (
     match_calls,
 )
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.number_text import agreeing, counted
 from ddltrace.tracer.trace.arrow_arrays import integers
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS

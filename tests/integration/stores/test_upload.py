@@ -91,7 +91,7 @@ def test_an_upload_is_resumed_where_the_store_went_away(
     done = CliRunner().invoke(cli, ["upload", str(directory)])
     assert done.exit_code == 0, done.output
     assert "3 files" in done.stderr
-    assert "2 were there" in done.stderr
+    assert "2 files were there" in done.stderr
     assert contents(environment, "resumed") == local(directory)
     environment.forget()
     # Without the record of the directory, that of the store says what is there.

@@ -221,7 +221,7 @@ def test_incomplete_steps_are_left_out(tmp_path: Path) -> None:
     ).analyze()
     assert analysis.ideal_job is not None
     assert [row.step for row in analysis.ideal_job.steps] == [3, 9]
-    assert any("1 of 3 steps have other operations" in note for note in analysis.trace.notes)
+    assert any("1 of 3 steps has other operations" in note for note in analysis.trace.notes)
 
 
 def test_missing_worker(tmp_path: Path) -> None:
