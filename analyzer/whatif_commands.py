@@ -16,7 +16,7 @@ from ddltrace.analyzer.formatting.terminal import (
     layout,
     terminal_width,
 )
-from ddltrace.analyzer.formatting.units import share_text, time_text
+from ddltrace.analyzer.formatting.units import change_text, share_text, time_text
 from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.number_text import counted
@@ -234,10 +234,6 @@ def _row(answer: Answer) -> list[str]:
         time_text(answer.step_us),
         f"{time_text(answer.low_us)} to {time_text(answer.high_us)}",
         speedup,
-        _signed(answer.compute_us),
-        _signed(answer.wait_us),
+        change_text(answer.compute_us),
+        change_text(answer.wait_us),
     ]
-
-
-def _signed(us: float) -> str:
-    return ("+" if us >= 0 else "-") + time_text(abs(us))

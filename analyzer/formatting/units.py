@@ -26,6 +26,12 @@ def time_text(us: float | None) -> str:
     return f"{us * 1e3:.0f} ns"
 
 
+def change_text(us: float) -> str:
+    """A difference of times in microseconds, as `time_text`, with its sign unless it is zero."""
+    sign = "" if abs(us) < 5e-4 else "+" if us > 0 else "\N{MINUS SIGN}"
+    return sign + time_text(abs(us))
+
+
 def instant_text(us: float) -> str:
     """An instant in microseconds with the unit that fits it, to the microsecond.
 

@@ -234,17 +234,18 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class _Case:
-    """One way to compute an answer."""
+class _Case(Edit):
+    """What is replayed for an answer.
 
-    program: Program
-    work: list[FloatArray]
+    Attributes:
+        network: What messages cost; None where they take their recorded transfers.
+        like_others: Ranks that work as the others do from now on.
+        batches: How many a step has for each of the trace.
+    """
+
     network: Network | None = None
     like_others: tuple[int, ...] = ()
     batches: int = 1
-    cycle: int = 1
-    more_us: float = 0.0
-    less_us: float = 0.0
 
 
 class WhatIf:
@@ -278,7 +279,7 @@ class WhatIf:
         self._networks = list(dict.fromkeys(each for each in fits if each is not None))
         self._calibration: Calibration | None = None
         self._uses: list[HostUse] | None = None
-        self._fitted: dict[tuple[bool, Network], float] = {}
+        self._fitted: dict[tuple[bool, Network], tuple[float, Replayed]] = {}
         self._messages_us: dict[Network, float] = {}
 
     @property
@@ -378,12 +379,11 @@ class WhatIf:
         case = _Case(
             program,
             work,
-            None,
-            like_others,
-            question.accumulate or 1,
             edit.cycle,
             edit.more_us,
             edit.less_us,
+            like_others=like_others,
+            batches=question.accumulate or 1,
         )
         return case, hosts, spread, crowding
 
@@ -403,7 +403,8 @@ class WhatIf:
             )
             times.append(self._step_us(case, self._replay(replace(case, program=program))))
         own = 1 / (1 + self.self_replay_error)
-        return self._with_interval(question, case, replayed, [time * own for time in times])
+        times = [time * own for time in times]
+        return self._with_interval(question, case, replayed, times, reference=self._as_is)
 
     def _on_network(
         self,
@@ -415,9 +416,10 @@ class WhatIf:
     ) -> Answer:
         """Answers with the messages on links: the ratio to the same model of the job as it is."""
         self._known_network(question, hosts)
-        times, replays = [], []
+        times, replays, references = [], [], []
         for number, network in enumerate(self._networks):
-            fitted = self._fitted_us(question.strategy is not None, network)
+            fitted, reference = self._as_fitted(question.strategy is not None, network)
+            references.append(reference)
             likely, least, most = self._ns_per_byte(question, network)
             there = self._there(question, network, likely, hosts, crowding)
             costs = [there] if number == 0 else []
@@ -437,10 +439,10 @@ class WhatIf:
                 error = max(error, _STRATEGY)
             times += [times[0] * (1 - error), times[0] * (1 + error)]
         times += [times[0] + case.more_us, times[0] - case.less_us]
-        return self._with_interval(question, case, replays[0], times)
+        return self._with_interval(question, case, replays[0], times, reference=references[0])
 
-    def _fitted_us(self, is_strategys: bool, network: Network) -> float:
-        """Time per step of the job as it is in the model.
+    def _as_fitted(self, is_strategys: bool, network: Network) -> tuple[float, Replayed]:
+        """Time per step, us, of the job as it is in the model, and its replay.
 
         Args:
             is_strategys: Whether DDP's own messages are made as those of a strategy are, so that
@@ -462,8 +464,9 @@ class WhatIf:
                 )
                 if _sent(edit.program) == _sent(program):
                     program, work = edit.program, edit.work
-            case = _Case(program, work, network)
-            self._fitted[key] = self._step_us(case, self._replay(case))
+            case = _Case(program, work, network=network)
+            replayed = self._replay(case)
+            self._fitted[key] = self._step_us(case, replayed), replayed
         return self._fitted[key]
 
     def _known_network(self, question: Question, hosts: tuple[int, ...]) -> Network:
@@ -612,7 +615,13 @@ class WhatIf:
         return self._uses
 
     def _with_interval(
-        self, question: Question, case: _Case, replayed: Replayed, times: Sequence[float]
+        self,
+        question: Question,
+        case: _Case,
+        replayed: Replayed,
+        times: Sequence[float],
+        *,
+        reference: Replayed,
     ) -> Answer:
         """Adds what steps and runs differ by.
 
@@ -620,6 +629,7 @@ class WhatIf:
             case: What was replayed.
             replayed: The replay of the first of the times.
             times: The answer, and what it may be by the costs.
+            reference: The replay of the job as it is, with messages that cost what they do there.
         """
         random = np.random.default_rng(0)
         steps = _by_cycle(periods(replayed.ends), case.cycle)
@@ -635,8 +645,8 @@ class WhatIf:
             low_us=max(min(times) * (1 - less), 0.0),
             high_us=max(times) * (1 + more),
             speedup=self.baseline_us / step if step else None,
-            compute_us=_mean_us(replayed.worked) / case.batches - _mean_us(self._as_is.worked),
-            wait_us=_mean_us(replayed.waited) / case.batches - _mean_us(self._as_is.waited),
+            compute_us=_mean_us(replayed.worked) / case.batches - _mean_us(reference.worked),
+            wait_us=_mean_us(replayed.waited) / case.batches - _mean_us(reference.waited),
         )
 
     # --- changes of the ranks' own work --------------------------------------------------------

@@ -10,7 +10,13 @@ from dash import dcc, html
 
 from ddltrace.analyzer.compare.comparison import compare_steps
 from ddltrace.analyzer.events.rank_timeline import CATEGORIES
-from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, printable, time_text
+from ddltrace.analyzer.formatting.units import (
+    NOT_KNOWN,
+    bytes_text,
+    change_text,
+    printable,
+    time_text,
+)
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.timeline.links import timeline_link
 from ddltrace.dashboard.widgets import card, graph, table
@@ -93,9 +99,12 @@ def _cell(row: OpenTrace, column: OpenTrace) -> Any:
     if found.change is None or found.low is None or found.high is None:
         return NOT_KNOWN
     style = {"less": "gain", "more": "loss"}.get(found.verdict, "")
-    change = _signed(found.change) if style else f"{_signed(found.change)} ~"
+    change = change_text(found.change) if style else f"{change_text(found.change)} ~"
     return dcc.Link(
-        [f"{change} ", html.Small(f"[{_signed(found.low)}, {_signed(found.high)}]")],
+        [
+            f"{change} ",
+            html.Small(f"[{change_text(found.low)}, {change_text(found.high)}]"),
+        ],
         href=f"/compare?a={column.number}&b={row.number}",
         className=style,
     )
@@ -114,7 +123,7 @@ def differences_card(first: OpenTrace, second: OpenTrace) -> Component | None:
             html.Span(printable(name), title=printable(name)),
             time_text(old),
             time_text(new),
-            "only in B" if old is None else "only in A" if new is None else _signed(new - old),
+            "only in B" if old is None else "only in A" if new is None else change_text(new - old),
             html.Span(
                 [
                     _link(first, query, "A") if old is not None else None,
@@ -182,7 +191,3 @@ def _link(opened: OpenTrace, query: str, text: str) -> Component:
         href=timeline_link(opened.number, start, end, query=query),
         title=f"Timeline of {printable(opened.title)}",
     )
-
-
-def _signed(us: float) -> str:
-    return ("+" if us >= 0 else "\N{MINUS SIGN}") + time_text(abs(us))

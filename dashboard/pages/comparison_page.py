@@ -19,6 +19,7 @@ from ddltrace.analyzer.compare.mean_difference import LEVEL, MIN_STEPS
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bytes_text,
+    change_text,
     printable,
     share_text,
     time_text,
@@ -261,7 +262,7 @@ def _verdict(pair: Pair, step: Difference) -> Component:
             html.H1(text),
             html.P(
                 f"{LEVEL:.0%} interval of the difference of the means: "
-                f"{signed_time(step.low)} to {signed_time(step.high)}, over "
+                f"{change_text(step.low)} to {change_text(step.high)}, over "
                 f"{len(steady_times(pair[0].analysis))} and "
                 f"{len(steady_times(pair[1].analysis))} steady steps.",
                 className="lead",
@@ -386,8 +387,3 @@ def _change(
         )
     style = "" if less_is_better is None else "gain" if (change < 0) == less_is_better else "loss"
     return html.Span(texts[0], className=style), html.Span(texts[1], className=style)
-
-
-def signed_time(us: float) -> str:
-    """A difference of times, with its sign."""
-    return ("+" if us >= 0 else "\N{MINUS SIGN}") + time_text(abs(us))

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dash import Input, Output, State, html, no_update
 
-from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, time_text
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, change_text, printable, time_text
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.pages.comparison_page import (
     Pair,
     aligned_steps,
     pair_of,
-    signed_time,
     span_of_step,
 )
 from ddltrace.dashboard.timeline.range_summary import differences, events_inside, summarize
@@ -80,8 +79,8 @@ def difference_panel(
         ),
         html.Dl(
             [
-                *(html.Dt("From"), html.Dd(signed_time(start / 1e3))),
-                *(html.Dt("To"), html.Dd(signed_time(end / 1e3))),
+                *(html.Dt("From"), html.Dd(change_text(start / 1e3))),
+                *(html.Dt("To"), html.Dd(change_text(end / 1e3))),
             ]
         ),
     ]
@@ -115,7 +114,7 @@ def _texts(before: float | None, after: float | None) -> tuple[str, str, str]:
     return (
         time_text(before),
         time_text(after),
-        NOT_KNOWN if change is None else signed_time(change),
+        NOT_KNOWN if change is None else change_text(change),
     )
 
 

@@ -23,10 +23,9 @@ from support.sampling import sampled
 
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.formatting.units import time_text
+from ddltrace.analyzer.formatting.units import change_text, time_text
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.experiments import OpenExperiment
-from ddltrace.dashboard.pages.comparison_page import signed_time
 from ddltrace.dashboard.pages.sql_page import EXAMPLES
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import _leading_to, bind, running
@@ -926,7 +925,7 @@ def test_two_traces_are_compared_in_a_range_that_a_link_shares(browser: Any, add
     assert shown == [
         "step 3 and step 5",
         *(time_text(wall / 1e3) for wall in walls),
-        signed_time((walls[1] - walls[0]) / 1e3),
+        change_text((walls[1] - walls[0]) / 1e3),
     ]
     # At first the longer of both steps is shown.
     engines = [f"document.getElementById('timeline-{key}').timeline" for key in "ab"]
