@@ -547,7 +547,7 @@ Examples:
     show_default=True,
     help="Timed rounds of each size.",
 )
-@_timeout(300.0, "the measurement is ended")
+@_timeout(600.0, "the measurement is ended")
 @flat_network_options
 @click.option(
     "--strategy",
@@ -605,6 +605,8 @@ def calibrate_command(
     for point in found["points"]:
         click.echo(f"{point['ranks']} ranks, {point['bytes']:>10,} bytes: {point['us']:,.0f} us")
     click.echo(f"ddltrace: calibration in {file}", err=True)
+    if trace is not None and output is None:
+        print_next_command("whatif", trace, "--all")
 
 
 @experiment.command(

@@ -44,10 +44,15 @@ def test_a_prediction_is_written_down_and_then_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_ranks_are_calibrated(tmp_path: Path) -> None:
-    done = ddltrace("experiment", "calibrate", "--rounds", "3", cwd=tmp_path)
+    (tmp_path / "trace").mkdir()
+    asked = ("--trace", "trace", "--strategy", "bf16")
+    done = ddltrace("experiment", "calibrate", "--rounds", "3", *asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "calibration.json").read_text())
+    assert done.stderr.endswith("next: ddltrace whatif trace --all\n")
+    found = json.loads((tmp_path / "trace" / "calibration.json").read_text())
     assert found["library"] == "gloo"
     assert {point["ranks"] for point in found["points"]} == {2}
     times = [point["us"] for point in found["points"]]
     assert times[-1] > times[0] > 0
+    assert {each["strategy"] for each in found["exchanges"]} == {"bf16"}
+    assert {each["gradients"] for each in found["exchanges"]} == {1, 16, 48}
