@@ -232,6 +232,17 @@ def find(wanted: IntArray, ids: IntArray) -> IntArray:
     return found
 
 
+def place_in(wanted: IntArray, numbers: IntArray) -> IntArray:
+    """Index of each number wanted in distinct, ascending numbers; `NULL` for those not there."""
+    if not len(numbers):
+        return np.full(len(wanted), NULL)
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first == len(numbers) - 1:  # the usual case: none is left out
+        return np.where((wanted >= first) & (wanted <= last), wanted - first, NULL)
+    place = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    return np.where(numbers[place] == wanted, place, NULL)
+
+
 def by_place(place: IntArray, count: int) -> list[IntArray]:
     """The entries of each place from 0 to `count` - 1, ascending."""
     order = np.argsort(place, kind="stable")

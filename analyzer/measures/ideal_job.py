@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL_NS, FloatArray, IntArray, changes
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    FloatArray,
+    IntArray,
+    changes,
+    place_in,
+)
 from ddltrace.analyzer.importers.straggler_analysis.operations import (
     BACKWARD,
     CHUNK_MARK,
@@ -610,8 +617,8 @@ class _Comparison:
                 if stage == worker.stage:
                     places[_CODE[name] * numbers + number] = place
             place = places[worker.name * numbers + worker.number]
-            at = np.minimum(np.searchsorted(self._steps, worker.step), len(self._steps) - 1)
-            inside = self._steps[at] == worker.step
+            at = place_in(worker.step, self._steps)
+            inside = at != NULL
             whole[at[inside & (place < 0)]] = False
             known = inside & (place >= 0)
             cell = (place[known], at[known], worker.replica)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct, place_in
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.finding import Finding
@@ -160,9 +160,8 @@ def _gradients(scans: Mapping[int, RankScan], joined: Joined) -> BoolArray:
         order = np.lexsort((scan.gradient_time, scan.gradient_step))
         steps, first = np.unique(scan.gradient_step[order], return_index=True)
         begins = scan.gradient_time[order][first]
-        at = np.minimum(np.searchsorted(steps, messages.step[rows]), len(steps) - 1)
-        ready = (steps[at] == messages.step[rows]) & (messages.enqueue[rows] >= begins[at])
-        found[rows] &= ready
+        at = place_in(messages.step[rows], steps)
+        found[rows] &= (at != NULL) & (messages.enqueue[rows] >= begins[at])
     return found
 
 

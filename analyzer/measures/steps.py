@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, ColumnTable, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, ColumnTable, IntArray, place_in
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.trace.step_selection import RULE_ASKED
@@ -131,14 +131,3 @@ def _concatenate(parts: list[IntArray]) -> IntArray:
 def in_steps(step: IntArray, numbers: IntArray) -> IntArray:
     """Whether each step number is among the given, ascending steps."""
     return np.asarray(place_in(step, numbers) != NULL)
-
-
-def place_in(step: IntArray, numbers: IntArray) -> IntArray:
-    """Returns the index of each step number in the given, ascending steps, or `NULL`."""
-    if not len(numbers):
-        return np.full(len(step), NULL)
-    first, last = int(numbers[0]), int(numbers[-1])
-    if last - first == len(numbers) - 1:  # the usual case: none is left out
-        return np.where((step >= first) & (step <= last), step - first, NULL)
-    place = np.minimum(np.searchsorted(numbers, step), len(numbers) - 1)
-    return np.where(numbers[place] == step, place, NULL)

@@ -16,6 +16,7 @@ from ddltrace.analyzer.events.event_columns import (
     Gathered,
     IntArray,
     distinct,
+    place_in,
     ranges,
 )
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract
@@ -23,7 +24,7 @@ from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.measures.keyed_sums import KeyedSums
 from ddltrace.analyzer.measures.measure import MAX_PERIODS, JoinedSteps, Measure, derived
-from ddltrace.analyzer.measures.steps import Steps, in_steps, place_in
+from ddltrace.analyzer.measures.steps import Steps, in_steps
 
 if TYPE_CHECKING:
     pass
@@ -234,12 +235,8 @@ class _Table:
         return np.asarray(self._sizes[self._find(tensor)])
 
     def _find(self, tensor: IntArray) -> IntArray:
-        ids = self._ids[self._order]
-        if len(ids) > 1 and ids[-1] == len(ids) - 2:  # NULL, then 0, 1, 2, ...: the usual case
-            inside = (tensor >= 0) & (tensor < len(ids) - 1)
-            return np.where(inside, self._order[np.where(inside, tensor + 1, 0)], len(ids) - 1)
-        place = np.minimum(np.searchsorted(ids, tensor), len(ids) - 1)
-        return np.where(ids[place] == tensor, self._order[place], len(ids) - 1)
+        place = place_in(tensor, self._ids[self._order])
+        return np.where(place != NULL, self._order[place], len(self._ids) - 1)
 
 
 class _Gradients:
@@ -284,13 +281,13 @@ class _Gradients:
         counts = messages.tensor_count[rows]
         enqueue = np.repeat(messages.enqueue[rows], counts)
         keys = _pairs(np.repeat(place_in(messages.step[rows], self._numbers), counts), codes)
-        at = np.minimum(np.searchsorted(self._keys, keys), max(len(self._keys) - 1, 0))
+        at = place_in(keys, self._keys)
         trained = distinct(_codes_of(self._keys))
         self.first = (codes != NULL) & ~np.isin(codes, trained)
         self.last = self.first.copy()
         if not len(self._keys):
             return
-        has = self._keys[at] == keys
+        has = at != NULL
         after = has & (enqueue >= self._time[at])
         spreads = [number for number, op in enumerate(messages.ops) if op in _SPREADING]
         reduces = np.repeat(~np.isin(messages.op[rows], spreads), counts)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import NULL_NS
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, place_in
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -53,15 +53,14 @@ def is_kind(table: pa.Table, *kinds: str) -> Bools:
 
 
 def rows_of_parents(table: pa.Table, rows: Ints) -> Ints:
-    """The row of each event's parent in the table of one process; -1 if it is not there.
+    """The row of each event's parent in the table of one process; `NULL` if it is not there.
 
     Parents in other processes (`parent_pid`) are not in it.
     """
     number = numbers(table, "event")
     parent = numbers(table, "parent")[rows]
-    at = np.minimum(np.searchsorted(number, parent), max(len(number) - 1, 0))
     own = numbers(table, "parent_pid")[rows] == NULL_NS
-    return np.where((number[at] == parent) & own, at, -1) if len(number) else at
+    return np.where(own, place_in(parent, number), NULL)
 
 
 def parents_in_job(table: pa.Table) -> Ints:

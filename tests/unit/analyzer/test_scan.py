@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddltrace.analyzer.events.event_columns import NULL, Gathered
+from ddltrace.analyzer.events.event_columns import NULL, Gathered, place_in
 from ddltrace.analyzer.joined.trace_scans import scan_ranks, timeline_of
-from ddltrace.analyzer.measures.steps import place_in
 from ddltrace.analyzer.open_trace import open_trace
 
 _SAMPLES = Path(__file__).parents[3] / "sample_traces"
