@@ -206,6 +206,9 @@ def _print(asked: WhatIf, answers: Sequence[Answer], *, as_json: bool) -> None:
     rows = [_row(answer) for answer in answers if answer.refused is None]
     if rows:
         heads = ["question", "per step", "90 % interval", "speed-up", "work", "waiting"]
+        if any(answer.crowding_us for answer in answers):
+            heads.append("crowding")
+        rows = [row[: len(heads)] for row in rows]
         click.echo("")
         click.echo(layout([[TextTable(heads, rows)]], terminal_width(), colors=has_colors()))
     for answer in answers:
@@ -228,6 +231,7 @@ def _row(answer: Answer) -> list[str]:
 
     assert answer.compute_us is not None
     assert answer.wait_us is not None
+    assert answer.crowding_us is not None
     speedup = "" if answer.speedup is None else f"{answer.speedup:.2f}"
     return [
         describe(answer.question),
@@ -236,4 +240,5 @@ def _row(answer: Answer) -> list[str]:
         speedup,
         change_text(answer.compute_us),
         change_text(answer.wait_us),
+        change_text(answer.crowding_us),
     ]

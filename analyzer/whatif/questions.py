@@ -196,6 +196,8 @@ class Answer:
         speedup: Time per step now, divided by `step_us`.
         compute_us: By how much a rank works longer in a step, mean over ranks and steps.
         wait_us: By how much a rank waits longer for messages.
+        crowding_us: By how much longer than that a step takes because ranks and messages share
+            processors.
         refused: Why there is no answer; None if there is one.
     """
 
@@ -206,6 +208,7 @@ class Answer:
     speedup: float | None = None
     compute_us: float | None = None
     wait_us: float | None = None
+    crowding_us: float | None = None
     refused: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -416,14 +419,14 @@ class WhatIf:
     ) -> Answer:
         """Answers with the messages on links: the ratio to the same model of the job as it is."""
         self._known_network(question, hosts)
-        times, replays, references = [], [], []
+        times, replays, references, crowded = [], [], [], []
         for number, network in enumerate(self._networks):
             fitted, reference = self._as_fitted(question.strategy is not None, network)
             references.append(reference)
-            likely, least, most = self._ns_per_byte(question, network)
+            likely, low, high = self._ns_per_byte(question, network)
             there = self._there(question, network, likely, hosts, crowding)
             costs = [there] if number == 0 else []
-            rates = [least * (1 - spread), most * (1 + spread)]
+            rates = [low * (1 - spread), high * (1 + spread)]
             costs += [replace(there, ns_per_byte=rate) for rate in rates]
             if there.machines:
                 costs += [replace(there, hidden=hidden) for hidden in HIDDEN[1:]]
@@ -432,14 +435,17 @@ class WhatIf:
                 asked = replace(case, network=cost)
                 replays.append(self._replay(asked))
                 time = self._step_us(case, replays[-1]) * self.baseline_us / fitted
-                times.append(max(time, self._processors_us(question, asked, network)))
+                least = self._processors_us(question, asked, network)
+                crowded.append(max(least - time, 0.0))
+                times.append(max(time, least))
             # The model may be as wrong there as it is on the job as it is.
             error = abs(fitted / self.baseline_us - 1)
             if question.strategy is not None:
                 error = max(error, _STRATEGY)
             times += [times[0] * (1 - error), times[0] * (1 + error)]
         times += [times[0] + case.more_us, times[0] - case.less_us]
-        return self._with_interval(question, case, replays[0], times, reference=references[0])
+        found = self._with_interval(question, case, replays[0], times, reference=references[0])
+        return replace(found, crowding_us=crowded[0])
 
     def _as_fitted(self, is_strategys: bool, network: Network) -> tuple[float, Replayed]:
         """Time per step, us, of the job as it is in the model, and its replay.
@@ -649,6 +655,7 @@ class WhatIf:
             speedup=self.baseline_us / step if step else None,
             compute_us=_mean_us(replayed.worked) / case.batches - _mean_us(reference.worked),
             wait_us=_mean_us(replayed.waited) / case.batches - _mean_us(reference.waited),
+            crowding_us=0.0,
         )
 
     # --- changes of the ranks' own work --------------------------------------------------------

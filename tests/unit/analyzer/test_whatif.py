@@ -381,6 +381,28 @@ def test_ranks_take_turns_where_no_message_uses_their_processors(monkeypatch, sh
     assert found.compute_us == pytest.approx(min(share - 1, 0) * work_us, rel=0.05, abs=1)
 
 
+def test_what_shared_processors_cost_is_told_from_waiting(monkeypatch):
+    answers = []
+    for used_us in (1.0, 1e6):
+        asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+        uses = [HostUse(1.0, dict.fromkeys(asked.program.ranks, used_us), 2.0)]
+        monkeypatch.setattr(questions, "host_uses", lambda *_, uses=uses: uses)
+        answers.append(asked.ask(Question(strategy="wfbp")))
+    free, crowded = answers
+    assert free.crowding_us == 0
+    assert crowded.crowding_us == pytest.approx(crowded.step_us - free.step_us)
+    assert crowded.step_us > 1e6
+    assert (free.compute_us, free.wait_us) == (crowded.compute_us, crowded.wait_us)
+
+
+def test_the_job_as_it_is_neither_works_nor_waits_longer():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    answer = asked.ask(Question(strategy="ddp:bucket_mb=1"))
+    assert abs(answer.compute_us) < 0.01 * asked.baseline_us
+    longer_us = answer.step_us - asked.baseline_us
+    assert answer.wait_us == pytest.approx(longer_us, abs=0.02 * asked.baseline_us)
+
+
 @pytest.mark.parametrize(
     ("sample", "question"),
     [
