@@ -181,6 +181,17 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         if (measured := pair.measurement) is not None
     ]
     text.append(f'| for comparison: "nothing changes" | {_numbers(nothing)} |')
+    text += ["", "By job, with the model of that day:", ""]
+    text += [
+        "| predicted | job | rows | median error | 90th percentile | sign right | in the interval |"
+    ]
+    text += ["|---|---|---|---|---|---|---|"]
+    jobs: dict[str, list[dict[str, object]]] = {}
+    for row in rows:
+        settings = row.prediction["settings"]
+        key = f"{row.prediction['time'][:10]} | {settings['workload']} {settings['width']}"
+        jobs.setdefault(key, []).append(_measured(row))
+    text += [f"| {job} | {_numbers(mine)} |" for job, mine in jobs.items()]
     return [*text, ""]
 
 

@@ -395,6 +395,14 @@ def test_what_shared_processors_cost_is_told_from_waiting(monkeypatch):
     assert (free.compute_us, free.wait_us) == (crowded.compute_us, crowded.wait_us)
 
 
+def test_a_faster_network_does_not_slow_a_job_whose_processors_are_always_busy(monkeypatch):
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    uses = [HostUse(1.0, dict.fromkeys(asked.program.ranks, asked.baseline_us / 2), 2.0)]
+    monkeypatch.setattr(questions, "host_uses", lambda *_: uses)
+    answer = asked.ask(Question(bandwidth=10e9))
+    assert answer.step_us == pytest.approx(asked.baseline_us, rel=0.01)
+
+
 def test_the_job_as_it_is_neither_works_nor_waits_longer():
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
     answer = asked.ask(Question(strategy="ddp:bucket_mb=1"))
