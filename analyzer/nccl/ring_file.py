@@ -251,7 +251,7 @@ def _add_losses(ring: Ring, header: Any, damaged: int) -> None:
         )
     if ring.overwritten:
         ring.notes.append(
-            f"the oldest {counted(ring.overwritten, 'event')} of {int(header['claimed'])} "
+            f"the oldest {counted(ring.overwritten, 'event')} of {int(header['claimed']):,} "
             f"{agreeing(ring.overwritten, 'was')} overwritten: the ring keeps "
             f"{int(header['capacity'])} (DDLTRACE_NCCL_RECORDS)"
         )
