@@ -150,7 +150,7 @@ def test_steps_that_overlap_are_annotations(tmp_path: Path) -> None:
     events = [mark(f"ProfilerStep#{n}", n * 10, 10 * count) for n in range(count)]
     path = kineto(tmp_path / "a.json", events)
     trace = formats.read(path)
-    assert any(f"{count} profiler steps are read as annotations" in n for n in trace.run.notes)
+    assert any(f"{count:,} profiler steps are read as annotations" in n for n in trace.run.notes)
     assert open_trace(path).analyze().trace.steps == 0
     few = [mark(f"ProfilerStep#{n}", n * 10, 10 * MAX_STEPS_AT_ONCE) for n in range(100)]
     assert open_trace(kineto(tmp_path / "b.json", few)).analyze().trace.steps == 100
