@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.timing.cuda_events import CudaRuntime
 from ddltrace.tracer.timing.device_clock import DeviceClock, DeviceTimer
@@ -223,7 +224,8 @@ def _start(context: PatchContext, device: int) -> None:
     context.keep_alive(idle)
     context.on_close(resolver.stop)
     context.on_close(lambda _: context.record.info.clock.update(device_error_ns=clock.max_error_ns))
-    os.register_at_fork(after_in_child=context.device.forget)  # it cannot use the device
+    # A child cannot use the device.
+    os.register_at_fork(after_in_child=quiet(context.device.forget, context.fault))
     context.device.start(timer)
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.trace.schema import GARBAGE_COLLECTION
 
 if TYPE_CHECKING:
@@ -39,13 +40,15 @@ def install(context: PatchContext) -> None:
         elif start and now - start >= _LEAST_NS and not recorder.paused:
             recorder.add(site, start, now, threading.get_ident())
 
+    callback = quiet(collect, context.fault)
+
     def switch(on: bool) -> None:
         nonlocal start
         start = 0
         if on:
-            gc.callbacks.append(collect)
-        elif collect in gc.callbacks:
-            gc.callbacks.remove(collect)
+            gc.callbacks.append(callback)
+        elif callback in gc.callbacks:
+            gc.callbacks.remove(callback)
 
     switch(not recorder.off)
     context.on_switch.append(switch)

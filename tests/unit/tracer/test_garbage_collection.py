@@ -22,6 +22,10 @@ class Rank:
     record: Any = field(default_factory=lambda: SimpleNamespace(info=SimpleNamespace()))
     on_switch: list[Callable[[bool], None]] = field(default_factory=list)
     closing: list[Callable[[float], object]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def fault(self, where: str, error: Exception) -> None:
+        self.faults.append(f"{where}: {error}")
 
     def on_close(self, call: Callable[[float], object]) -> None:
         self.closing.append(call)
@@ -57,6 +61,21 @@ def test_long_collections_are_recorded(rank: Rank, many_objects: list[Any]) -> N
     assert min(found) >= 1_000_000
     assert rank.recorder.sites[rank.recorder.flat[0]][1] == "garbage collection"
     assert rank.record.info.collections is True
+
+
+def test_a_fault_is_noted_and_not_printed(
+    rank: Rank,
+    many_objects: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def add(*_: object) -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(rank.recorder, "add", add)
+    gc.collect()
+    assert rank.faults == ["collect: broken"]
+    assert capfd.readouterr().err == ""
 
 
 def test_short_collections_are_not(rank: Rank) -> None:
