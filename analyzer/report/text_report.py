@@ -322,8 +322,8 @@ def _ranks(analysis: Analysis) -> Section:
         table_of(rows, columns),
     ]
     if left > 0:
-        more = counted(left, "more rank")
-        lines.append(f"  {more} in --json; those shown wait least: others wait for them")
+        others = counted(left, "more rank")
+        lines.append(f"  {others} in --json; those shown wait least: others wait for them")
     return lines
 
 

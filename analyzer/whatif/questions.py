@@ -420,10 +420,9 @@ class WhatIf:
     ) -> Answer:
         """Answers with the messages on links: the ratio to the same model of the job as it is."""
         self._known_network(question, hosts)
-        times, replays, references, crowded = [], [], [], []
+        times, replays = [], []
         for number, network in enumerate(self._networks):
-            fitted, reference = self._as_fitted(question.strategy is not None, network)
-            references.append(reference)
+            fitted, _ = self._as_fitted(question.strategy is not None, network)
             likely, low, high = self._ns_per_byte(question, network)
             there = self._there(question, network, likely, hosts, crowding)
             costs = [there] if number == 0 else []
@@ -436,17 +435,17 @@ class WhatIf:
                 asked = replace(case, network=cost)
                 replays.append(self._replay(asked))
                 time = self._step_us(case, replays[-1]) * self.baseline_us / fitted
-                least = self._processors_us(question, asked, network)
-                crowded.append(max(least - time, 0.0))
-                times.append(max(time, least))
+                times.append(max(time, self._processors_us(question, asked, network)))
             # The model may be as wrong there as it is on the job as it is.
             error = abs(fitted / self.baseline_us - 1)
             if question.strategy is not None:
                 error = max(error, _STRATEGY)
             times += [times[0] * (1 - error), times[0] * (1 + error)]
         times += [times[0] + case.more_us, times[0] - case.less_us]
-        found = self._with_interval(question, case, replays[0], times, reference=references[0])
-        return replace(found, crowding_us=crowded[0])
+        fitted, reference = self._as_fitted(question.strategy is not None, self._networks[0])
+        uncrowded = self._step_us(case, replays[0]) * self.baseline_us / fitted
+        found = self._with_interval(question, case, replays[0], times, reference=reference)
+        return replace(found, crowding_us=times[0] - uncrowded)
 
     def _as_fitted(self, is_strategys: bool, network: Network) -> tuple[float, Replayed]:
         """Time per step, us, of the job as it is in the model, and its replay.
