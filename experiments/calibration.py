@@ -148,10 +148,10 @@ def _all_reduces(device: torch.device | None, rounds: int) -> list[dict[str, Any
 
 
 def _clock() -> Callable[[], float]:
-    """What measures how long processors are busy, us.
+    """Returns a clock that measures how long processors are busy, us.
 
-    Ranks that outnumber the processors also wait for each other's turns, much longer in a loop of
-    messages than in a job, whose ranks compute besides: their processor time counts.
+    Where ranks outnumber processors, it measures processor time: such ranks also wait for their
+    turn, and in a loop of messages much longer than in a job, whose ranks compute meanwhile.
     """
     import torch.distributed as dist
 

@@ -71,14 +71,14 @@ _STRATEGY: Final = 0.05
 docs/whatif-accuracy.md."""
 
 _BUSY: Final = 0.65
-"""How much of the fitted overhead of a message its processors are busy with it.
+"""The share of a message's fitted overhead for which its processors are busy.
 
 12 more messages of a step, of 4.7 ms each, took 37 ms of processor time (``fifo`` beside ``ddp``, 4
 ranks on two processors)."""
 
 _TURNS: Final = 1.15
-"""The least ratio of the time of a step with messages to that for which shared processors are busy,
-unless it is less in the trace.
+"""A step with messages takes at least this many times as long as the processors that ranks share
+are busy, unless the trace shows less.
 
 48 runs of 15 codecs and of ``accumulate``: 1.15 in the median, 1.09 to 1.20 in 9 of 10 (vgg at 1
 Gbit/s, 4 ranks on two processors)."""
