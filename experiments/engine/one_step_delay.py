@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.sgd import sgd
 
 from ddltrace.experiments.engine.create_exchange import create_message_exchange
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate
@@ -24,7 +26,7 @@ from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.step_in_progress import Usage
 from ddltrace.experiments.frequency.frequency import StepContext, StepPolicy
 from ddltrace.experiments.messages.message_exchange import Handle
-from ddltrace.experiments.messages.message_plan import Message, describe_gradient
+from ddltrace.experiments.messages.message_plan import Message, MessagePlan, describe_gradient
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
 from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.schedules.odsgd import OdSgd
@@ -83,6 +85,7 @@ class OneStepDelay(StepPolicy):
         self._exchange = create_message_exchange(strategy, self._group)
         self._index_of = {id(p): index for index, p in enumerate(self._parameters)}
         self._payloads: dict[int, Payloads] = {}
+        self._plans: dict[tuple[int, ...], MessagePlan] = {}
         self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._updates = 0
         self._first: weakref.ref[Optimizer] | None = None
@@ -156,13 +159,7 @@ class OneStepDelay(StepPolicy):
         }
         messages = []
         payloads = self._payloads.setdefault(id(optimizer), Payloads(copies=True))
-        # Backward creates gradients from the output layer on.
-        plan = self._schedule.plan(
-            [
-                describe_gradient(index, self._names[index], self._parameters[index])
-                for index in reversed(own)
-            ]
-        )
+        plan = self._plan_of(tuple(own))
         self._exchange.prepare(plan.gradients)
         for message in self._schedule.dispatcher(plan).backward_ended():
             payload = payloads.gather(message, sent)
@@ -172,12 +169,7 @@ class OneStepDelay(StepPolicy):
         usage = Usage(parameters, present, self._group)
         weights = {index: parameters[index].detach().clone() for index in own}
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = own.get(self._index_of.get(id(parameter), -1))
-                if gradient is not None:
-                    state = optimizer.state.get(parameter, {})
-                    direction = _sgd_direction(group, state, parameter, gradient)
-                    parameter.sub_(direction * group["lr"])
+            self._step_locally(group, optimizer.state, own)
         return _Delayed(
             messages,
             {index: torch.empty_like(parameters[index]) for index in own},
@@ -186,6 +178,35 @@ class OneStepDelay(StepPolicy):
             update,
             usage,
         )
+
+    def _plan_of(self, indices: tuple[int, ...]) -> MessagePlan:
+        """The messages of some gradients: backward creates them from the output layer on."""
+        plan = self._plans.get(indices)
+        if plan is None:
+            gradients = [
+                describe_gradient(index, self._names[index], self._parameters[index])
+                for index in reversed(indices)
+            ]
+            plan = self._plans[indices] = self._schedule.plan(gradients)
+        return plan
+
+    def _step_locally(
+        self,
+        group: dict[str, Any],
+        state: Mapping[torch.Tensor, dict[str, Any]],
+        own: Mapping[int, torch.Tensor | None],
+    ) -> None:
+        """Takes the optimizer's step with this rank's own gradients; its state stays."""
+        parameters, gradients, velocities = [], [], []
+        for parameter in group["params"]:
+            gradient = own.get(self._index_of.get(id(parameter), -1))
+            if gradient is not None:
+                parameters.append(parameter)
+                gradients.append(gradient)
+                velocity = state.get(parameter, {}).get("momentum_buffer")
+                velocities.append(None if velocity is None else velocity.clone())
+        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach")
+        sgd(parameters, gradients, velocities, **{name: group[name] for name in names})
 
     @torch.no_grad()
     def _apply(self, optimizer: int) -> None:
@@ -229,20 +250,3 @@ class OneStepDelay(StepPolicy):
                     self._spec,
                     f"the gradient of {self._names[index]!r} is sparse; use sparse=False",
                 )
-
-
-def _sgd_direction(
-    group: dict[str, Any], state: dict[str, Any], weights: torch.Tensor, gradient: torch.Tensor
-) -> torch.Tensor:
-    """The step of `torch.optim.SGD` by its documented formula, without changing its state."""
-    direction = -gradient if group["maximize"] else gradient
-    if group["weight_decay"]:
-        direction = direction + group["weight_decay"] * weights
-    if not group["momentum"]:
-        return direction
-    velocity = state.get("momentum_buffer")
-    if velocity is None:
-        velocity = direction
-    else:
-        velocity = group["momentum"] * velocity + (1 - group["dampening"]) * direction
-    return direction + group["momentum"] * velocity if group["nesterov"] else velocity

@@ -21,6 +21,7 @@ import ddltrace
 from ddltrace.analyzer.analysis import join_steps
 from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.events.event_columns import NULL
+from ddltrace.analyzer.events.interval_sets import lengths_within
 from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.measures.processor_time import HostUse
@@ -379,6 +380,18 @@ def test_ranks_take_turns_where_no_message_uses_their_processors(monkeypatch, sh
     monkeypatch.setattr(questions, "host_uses", lambda *_: [HostUse(1.0, used, 2.0)])
     found = asked.ask(Question(strategy="localsgd:period=4"))
     assert found.compute_us == pytest.approx(min(share - 1, 0) * work_us, rel=0.05, abs=1)
+
+
+def test_a_delayed_update_takes_as_long_as_several_updates():
+    joined = join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1]
+    asked = WhatIf(joined)
+    update_us = [
+        lengths_within(joined.work[rank]["update"], scan.step_start, scan.step_end).mean() / 1e3
+        for rank, scan in joined.scans.items()
+    ]
+    found = asked.ask(Question(strategy="odsgd"))
+    assert found.compute_us == pytest.approx(3 * np.mean(update_us), rel=0.2)
+    assert asked.ask(Question(strategy="fifo")).compute_us == pytest.approx(0, abs=1)
 
 
 def test_what_shared_processors_cost_is_told_from_waiting(monkeypatch):
