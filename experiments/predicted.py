@@ -537,8 +537,11 @@ class _Exchanged:
             between[(kind == LAUNCH) & np.isin(exchange, self._ready)] += (
                 self._calibration.gradient_us * 1e3
             )
-        if self._schedule.wait == "next_update":
-            between[kind == STEP_END] += _DELAYED_UPDATE * self._updates_ns(place)
+        if self._schedule.wait == "next_update":  # one half before its messages start
+            more = _DELAYED_UPDATE / 2 * self._updates_ns(place)
+            ended = [number for (_, index), number in signal_of.items() if index == NULL]
+            between[(kind == LAUNCH) & np.isin(exchange, ended)] += more
+            between[kind == STEP_END] += more
         return Items(kind, exchange, between, extra, begin, until, step)
 
     def _updates_ns(self, place: int) -> FloatArray:
@@ -615,7 +618,10 @@ class _Exchanged:
             for gradient in self._gradients:
                 ready = min(int(time_.get(gradient.index, last)), int(ends[step]) - 1)
                 yield ready, LAUNCH, signal_of[step, gradient.index]
-            yield min(last + 1, int(ends[step]) - 1), LAUNCH, signal_of[step, NULL]
+            ended = int(ends[step]) - 1
+            if self._schedule.wait != "next_update":  # it starts its messages after the update
+                ended = min(last + 1, ended)
+            yield ended, LAUNCH, signal_of[step, NULL]
             yield from self._waits(place, step, starts=starts, ends=ends, update=update, last=last)
 
     def _waits(
