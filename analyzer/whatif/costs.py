@@ -115,10 +115,13 @@ class Network:
             processors = tuple(sorted({-1 - self.machines[place] for place in places}))
             flows = data + (1 - self.hidden) * work if data else 0.0
             demands = [Demand(links, flows), Demand(processors, work)]
+            if exchange.encoded:
+                coding = Demand(processors, work / 2)
+                demands = [coding, Demand(links, data), coding]
         else:
             demands = [Demand(links, work + data)]
         met = tuple(demand for demand in demands if demand.busy_ns)
-        return LinkUse(rounds * self.latency_ns, met)
+        return LinkUse(rounds * self.latency_ns, met, in_turn=exchange.encoded)
 
     def processor_ns(self, exchange: Exchange) -> float:
         """What an exchange takes of processors, or of the device, beside its data."""

@@ -60,6 +60,8 @@ class Exchange:
         rounds: Messages that follow each other; None for those of its operation.
         processor_ns: What it takes of processors, where it is measured; None for the overhead of
             its messages.
+        encoded: Whether half of that comes before its data and half after them, as a codec's work
+            does; else it goes on beside them.
         carried: Ids of the tensors that it carries, where they are known.
     """
 
@@ -75,6 +77,7 @@ class Exchange:
     link_bytes: float | None = None
     rounds: int | None = None
     processor_ns: float | None = None
+    encoded: bool = False
     carried: tuple[int, ...] = ()
 
 

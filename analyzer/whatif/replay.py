@@ -8,7 +8,7 @@ Python iteration for each item of ranks that do the same.
 
 Messages take their recorded transfer, or share resources: then each has a latency, and demands on
 the links of its hosts and the processors of its machines, which messages in flight at the same time
-share max-min fairly. It is complete when all its demands are met.
+share max-min fairly. It is complete when all its demands are met, at the same time or in turn.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ class LinkUse:
 
     Attributes:
         latency_ns: Before its demands begin.
-        demands: Met at the same time; those of no length are left out.
+        demands: Those of no length are left out.
+        in_turn: Whether they are met one after another instead of at the same time.
     """
 
     latency_ns: float
     demands: tuple[Demand, ...]
+    in_turn: bool = False
 
 
 _COMPLETE, _FLOWS, _SIGNALLED = range(3)
@@ -360,10 +362,7 @@ class Replay:
             if kind == _FLOWS:
                 use = self._states[number].use
                 assert use is not None
-                self._flows += [
-                    _Flow(number, demand.resources, demand.busy_ns) for demand in use.demands
-                ]
-                self._share_resources()
+                self._flow(number, use.demands[:1] if use.in_turn else use.demands)
                 return True
             self._complete(number, time)
             return True
@@ -371,12 +370,20 @@ class Replay:
             return False
         self._advance(ends)
         self._flows.remove(which)
-        self._share_resources()
         state = self._states[which.number]
         state.unmet -= 1
+        use = state.use
+        assert use is not None
+        following = len(use.demands) - state.unmet
+        self._flow(which.number, use.demands[following : following + 1] if use.in_turn else ())
         if not state.unmet:
             self._complete(which.number, ends)
         return True
+
+    def _flow(self, number: int, demands: Sequence[Demand]) -> None:
+        """Begins to meet demands of an exchange; all flows have new shares."""
+        self._flows += [_Flow(number, demand.resources, demand.busy_ns) for demand in demands]
+        self._share_resources()
 
     def _complete(self, number: int, time: float) -> None:
         state, exchange = self._states[number], self._program.exchanges[number]

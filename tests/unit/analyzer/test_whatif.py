@@ -221,6 +221,20 @@ def test_processors_work_beside_the_data_of_messages():
     assert Replay(program, links=apart.use).run().spans == [(0.0, 604.0), (0.0, 208.0)]
 
 
+def test_codecs_work_before_and_after_the_data_of_messages():
+    rank = items_of(*((LAUNCH, n, 0) for n in (0, 1)), *((WAIT, n, 0) for n in (0, 1, NULL)))
+    rank.kind[-1] = STEP_END
+    exchanges = [
+        replace(_message(size=size, queue=queue), processor_ns=100.0, encoded=True)
+        for queue, size in enumerate((400, 4))
+    ]
+    program = program_of([rank, rank], exchanges)
+    network = Network(50.0, 1.0, (0, 1), machines=(0, 0), hidden=1.0)
+    # Both encode until 100, and share the link until 108: 50 more for the second, and for the
+    # first the 396 that are left, and 50.
+    assert Replay(program, links=network.use).run().spans == [(0.0, 554.0), (0.0, 158.0)]
+
+
 def test_ranks_that_share_processors_work_longer(monkeypatch):
     # The samples do not hold how many processors their host had.
     monkeypatch.setattr(questions, "processors_of", lambda trace, rank: 2.0)
