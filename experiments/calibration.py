@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.analyzer.whatif.calibration import AT_ONCE, SCHEMA
+from ddltrace.analyzer.whatif.calibration import AT_ONCE, BUCKET, SCHEMA
 from ddltrace.experiments.harness.job_process import last_lines, ranks_launcher, run_job
 from ddltrace.experiments.messages.message_plan import Gradient, Message, Slice
 from ddltrace.experiments.strategy.spec import exchange_of, parse
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 SIZES: Final = tuple(1 << power for power in range(10, 25, 2))
 """Bytes of the vectors: 1 KiB to 16 MiB."""
 
-_SHAPES: Final = ((32, 1, 1), (32, 16, 1), (32, 1, 48), (512, 1, 1))
+_SHAPES: Final = ((32, 1, 1), (32, 8, 1), (32, 1, 48), (512, 1, 1))
 """Rows of the matrices that a message carries, how many lengths they have, and how many have each.
 
-Matrices for codecs of low rank. The first one is square; those of each length have more columns
-than those of the length before by as many: codecs treat tensors of one length together, after they
-have rounded lengths up."""
+Matrices for codecs of low rank, square if there is one length. Several lengths differ by a `BUCKET`
+for each rank: codecs treat parts of one length together, after they have rounded lengths up."""
 
 _MERGED: Final = "mgwfbp:steps=1,alpha_us=1000000000,beta_us_per_mb=0"
 """A strategy that sends all gradients as they are in one message, as DDP does with few bytes."""
@@ -177,7 +176,7 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
         except DdltraceError:
             continue
         for rows, lengths, of_each in _SHAPES:
-            gradients, messages = _messages(rows, lengths, of_each)
+            gradients, messages = _messages(rows, lengths, of_each, dist.get_world_size())
             elements = messages[0].elements
             exchange.prepare(gradients)
             times: dict[int, list[float]] = {1: [], AT_ONCE: []}
@@ -210,14 +209,17 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def _messages(rows: int, lengths: int, of_each: int) -> tuple[dict[int, Gradient], list[Message]]:
+def _messages(
+    rows: int, lengths: int, of_each: int, ranks: int
+) -> tuple[dict[int, Gradient], list[Message]]:
     """Messages of some matrices each, as in `_SHAPES`."""
     gradients: dict[int, Gradient] = {}
     messages = []
+    more = ranks * BUCKET // rows
     for number in range(AT_ONCE):
         slices = []
         for matrix in range(lengths * of_each):
-            columns = rows * (matrix // of_each + 1)
+            columns = rows if lengths == 1 else more * (matrix // of_each + 1)
             index, elements = len(gradients), rows * columns
             gradients[index] = Gradient(index, f"{index}", elements, shape=(rows, columns))
             slices.append(Slice(index, 0, elements))

@@ -423,9 +423,7 @@ class _Exchanged:
             return None
         measured = self._calibration.exchange_ns(
             self._exchange,
-            message.elements,
-            gradients=len(message.slices),
-            lengths=len({each.elements for each in message.slices}),
+            [each.elements for each in message.slices],
             messages=len(self._plan.messages),
         )
         alone = _ONE_IN_FLIGHT if self._schedule.one_in_flight else 1.0

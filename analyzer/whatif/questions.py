@@ -558,7 +558,7 @@ class WhatIf:
                 each_step = max(round(len(sent) / steps), 1)
                 for size in {each.bytes for each in sent if each.op == "all_reduce"}:
                     measured[size] = self._calibration.exchange_ns(
-                        DDP, size // 4, gradients=1, lengths=1, messages=each_step
+                        DDP, [size // 4], messages=each_step
                     )
             whole = 0.0
             for each in sent:

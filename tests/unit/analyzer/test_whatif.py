@@ -521,23 +521,17 @@ def test_a_calibration_is_read(tmp_path):
     found = read_calibration(file)
     assert found.overhead_ns(4) == pytest.approx((6 * 50 + 1.5 * 10.24) / 6 * 1e3)
 
-    def exchange_ns(strategy: str, elements: int, messages: int = 1) -> float | None:
-        several = elements > 1
-        return found.exchange_ns(
-            strategy,
-            elements,
-            gradients=10 if several else 1,
-            lengths=7 if several else 1,
-            messages=messages,
-        )
-
-    assert exchange_ns("int8", 100_000) == pytest.approx(1_018e3)
-    assert exchange_ns("int8", 1) == pytest.approx(21.34e3)  # not less than any
-    assert exchange_ns("bf16", 1) is None
-    # A fixed 800 us, and 918 us for each message: 1,718 alone, 1,018 of each of eight.
+    # Ten gradients with 100,000 elements in all, of three long lengths and one short one.
+    carried = [10_000] * 5 + [15_000] * 2 + [19_000] + [500] * 2
+    expected = 10 + 1_000 + 1 + 3.5
+    assert found.exchange_ns("int8", carried, messages=1) == pytest.approx(expected * 1e3)
+    least = found.exchange_ns("int8", [1], messages=1)
+    assert least == pytest.approx(21.34e3)  # not less than any
+    assert found.exchange_ns("bf16", [1], messages=1) is None
+    # A message alone takes 700 more than one of eight: 800 are fixed, and shared by a step's.
     for messages in (1, 8, 2, 80):
-        exchanged_ns = exchange_ns("fp16", 100_000, messages)
-        assert exchanged_ns == pytest.approx((918 + 800 / messages) * 1e3)
+        exchanged_ns = found.exchange_ns("fp16", carried, messages=messages)
+        assert exchanged_ns == pytest.approx((expected - 100 + 800 / messages) * 1e3)
     trace = tmp_path / "trace"
     shutil.copytree(SAMPLES / "ddp-4-hosts-400mbit", trace)
     options = [str(trace), "--strategy", "wfbp", "--json", "--calibration", str(file)]

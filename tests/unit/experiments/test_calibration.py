@@ -12,8 +12,8 @@ from ddltrace.analyzer.open_trace import Trace
 from ddltrace.analyzer.whatif.calibration import AT_ONCE
 from ddltrace.experiments.calibration import _SHAPES
 from ddltrace.experiments.calibration import _messages as timed_messages
-from ddltrace.experiments.codecs.block_int8 import BlockInt8
 from ddltrace.experiments.codecs.codec import shard_elements
+from ddltrace.experiments.codecs.qsgd import Qsgd
 from ddltrace.experiments.harness.measurement import calibration_of
 from ddltrace.experiments.harness.results import Run, summarize
 from ddltrace.experiments.harness.results_table import choice_lines
@@ -131,12 +131,12 @@ def test_the_table_says_what_was_found_and_what_it_took() -> None:
 
 def test_the_gradients_of_a_timed_message_have_different_lengths() -> None:
     for rows, lengths, of_each in _SHAPES:
-        gradients, messages = timed_messages(rows, lengths, of_each)
+        gradients, messages = timed_messages(rows, lengths, of_each, 4)
         assert [message.number for message in messages] == list(range(AT_ONCE))
         for message in messages:
             parts = [gradients[each.gradient] for each in message.slices]
             assert sum(part.elements for part in parts) * 4 == message.bytes
             # Also after a codec has rounded them up to shards of whole blocks.
-            shards = {shard_elements(part.elements, 4, BlockInt8().alignment) for part in parts}
+            shards = {shard_elements(part.elements, 4, Qsgd().alignment) for part in parts}
             assert len(shards) == lengths
             assert len(parts) == lengths * of_each
