@@ -55,4 +55,4 @@ def test_two_ranks_are_calibrated(tmp_path: Path) -> None:
     times = [point["us"] for point in found["points"]]
     assert times[-1] > times[0] > 0
     assert {each["strategy"] for each in found["exchanges"]} == {"bf16"}
-    assert {each["gradients"] for each in found["exchanges"]} == {1, 16, 48}
+    assert {each["gradients"] for each in found["exchanges"]} == {1, 8, 48}
