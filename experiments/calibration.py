@@ -146,7 +146,7 @@ def _all_reduces(device: torch.device | None, rounds: int) -> list[dict[str, Any
     return points
 
 
-def _clock() -> Callable[[], float]:
+def busy_clock() -> Callable[[], float]:
     """Returns a clock that measures how long processors are busy, us.
 
     Where ranks outnumber processors, it measures processor time: such ranks also wait for their
@@ -169,7 +169,7 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
 
     group = dist.group.WORLD
     assert group is not None
-    clock, found = _clock(), []
+    clock, found = busy_clock(), []
     for spec in specs:
         try:
             exchange = create_message_exchange(parse(spec), group)
@@ -238,7 +238,7 @@ def _gradient_us(rounds: int) -> float:
     from ddltrace.experiments.engine.attach import attach
 
     inputs = torch.ones(4, 16)
-    clock, medians = _clock(), []
+    clock, medians = busy_clock(), []
     for engine in (False, True):
         model: nn.Module = nn.Sequential(*(nn.Linear(16, 16) for _ in range(_LAYERS)))
         exchange = None

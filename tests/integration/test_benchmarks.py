@@ -41,6 +41,7 @@ TRIALS = {
     "architectures": (
         "--sizes 65536 --rounds 1 --network 1gbit --directory FOLDER/a --page FOLDER/p.md"
     ),
+    "calibrated_codecs": "--ranks 2 --rounds 1 --strategy int8 --workload gpt",
     "codecs": "int8 topk --megabytes 0.1",
     "convergence": "int8 --seeds 1 --steps 2 --file FOLDER/runs.jsonl",
     "dashboard": "--events 20000 --browser-events 20000 --repeats 1",
