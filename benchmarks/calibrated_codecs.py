@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ddltrace.analyzer.whatif.calibration import Calibration, read_calibration
 from ddltrace.experiments import workloads
-from ddltrace.experiments.calibration import busy_clock, calibrate
+from ddltrace.experiments.calibration import busy_clock, busy_us, calibrate, mean_of_medians
 from ddltrace.experiments.harness.job_process import ranks_launcher
 from ddltrace.experiments.strategy.spec import parse
 
@@ -84,7 +83,6 @@ def compare(file: Path, names: Sequence[str], specs: Sequence[str], rounds: int)
 
 def timed(workload: Workload, spec: str, rounds: int, calibration: Calibration) -> list[float]:
     """What all messages of a step take, ms: as calibrated, in a loop, and after backward."""
-    import torch
     import torch.distributed as dist
 
     from ddltrace.experiments.engine.create_exchange import create_message_exchange
@@ -105,21 +103,12 @@ def timed(workload: Workload, spec: str, rounds: int, calibration: Calibration) 
     for computes in (False, True):
         times = []
         batches = workload.batches(dist.get_rank(), dist.get_world_size())
-        for number in range(WARMUP + rounds):
-            payloads = [torch.randn(message.elements) for message in plan.messages]
+        for _ in range(WARMUP + rounds):
             if computes:
                 inputs, targets = next(batches)
                 workload.loss(workload.model(inputs), targets).backward()
-            dist.barrier()
-            begin = clock()
-            exchange.begin_step()
-            for handle in list(map(exchange.start, plan.messages, payloads)):
-                handle.wait()
-            if number >= WARMUP:
-                times.append(clock() - begin)
-        median = torch.tensor(statistics.median(times))
-        dist.all_reduce(median)
-        found.append(median.item() / dist.get_world_size() / 1e3)
+            times.append(busy_us(exchange, plan.messages, clock))
+        found.append(mean_of_medians(times[WARMUP:]) / 1e3)
     exchange.close()
     return found
 

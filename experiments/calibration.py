@@ -25,6 +25,8 @@ from ddltrace.tracer.errors import DdltraceError
 if TYPE_CHECKING:
     import torch
 
+    from ddltrace.experiments.messages.message_exchange import MessageExchange
+
 SIZES: Final = tuple(1 << power for power in range(10, 25, 2))
 """Bytes of the vectors: 1 KiB to 16 MiB."""
 
@@ -162,7 +164,6 @@ def busy_clock() -> Callable[[], float]:
 
 def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Times the engine's exchanges of a vector; leaves out those that refuse these ranks."""
-    import torch
     import torch.distributed as dist
 
     from ddltrace.experiments.engine.create_exchange import create_message_exchange
@@ -177,36 +178,58 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
             continue
         for rows, lengths, of_each in _SHAPES:
             gradients, messages = _messages(rows, lengths, of_each, dist.get_world_size())
-            elements = messages[0].elements
             exchange.prepare(gradients)
             times: dict[int, list[float]] = {1: [], AT_ONCE: []}
             for number in range(_WARMUP + rounds):
                 for count, taken in times.items():
-                    payloads = [torch.randn(elements) for _ in range(count)]
-                    dist.barrier()
-                    begin = clock()
-                    exchange.begin_step()
-                    started = map(exchange.start, messages, payloads)
-                    for handle in list(started):
-                        handle.wait()
+                    us = busy_us(exchange, messages[:count], clock)
                     if number >= _WARMUP:
-                        taken.append((clock() - begin) / count)
-            medians = torch.tensor([statistics.median(times[count]) for count in (AT_ONCE, 1)])
-            dist.all_reduce(medians)
-            us, alone_us = (medians / dist.get_world_size()).tolist()
+                        taken.append(us / count)
             found.append(
                 {
                     "strategy": spec,
                     "ranks": dist.get_world_size(),
-                    "elements": elements,
+                    "elements": messages[0].elements,
                     "lengths": lengths,
                     "gradients": lengths * of_each,
-                    "us": us,
-                    "alone_us": alone_us,
+                    "us": mean_of_medians(times[AT_ONCE]),
+                    "alone_us": mean_of_medians(times[1]),
                 }
             )
         exchange.close()
     return found
+
+
+def busy_us(
+    exchange: MessageExchange, messages: Sequence[Message], clock: Callable[[], float]
+) -> float:
+    """How long the engine takes to average messages of random elements. Collective.
+
+    Args:
+        exchange: Prepared for their gradients.
+        messages: Of float32, all in flight at once.
+        clock: From `busy_clock`.
+    """
+    import torch
+    import torch.distributed as dist
+
+    payloads = [torch.randn(message.elements) for message in messages]
+    dist.barrier()
+    begin = clock()
+    exchange.begin_step()
+    for handle in list(map(exchange.start, messages, payloads)):
+        handle.wait()
+    return clock() - begin
+
+
+def mean_of_medians(times: Sequence[float]) -> float:
+    """The mean over all ranks of the median of each rank's times. Collective."""
+    import torch
+    import torch.distributed as dist
+
+    median = torch.tensor(statistics.median(times))
+    dist.all_reduce(median)
+    return median.item() / dist.get_world_size()
 
 
 def _messages(

@@ -254,7 +254,6 @@ class _Cost:
         encode_ns: On each rank before it is sent.
         decode_ns: On each rank after it has come.
         processor_ns: As in `Exchange`; it contains encoding and decoding.
-        encoded: As in `Exchange`.
     """
 
     link_bytes: float
@@ -262,7 +261,6 @@ class _Cost:
     encode_ns: float = 0.0
     decode_ns: float = 0.0
     processor_ns: float | None = None
-    encoded: bool = False
 
 
 class Dispatched:
@@ -391,7 +389,7 @@ class _Exchanged:
                         link_bytes=cost.link_bytes,
                         rounds=cost.rounds,
                         processor_ns=cost.processor_ns,
-                        encoded=cost.encoded,
+                        encoded=self._strategy.encodes and cost.processor_ns is not None,
                         tensors=len(message.gradients),
                         carried=tuple(message.gradients),
                     )
@@ -478,7 +476,7 @@ class _Exchanged:
             rounds = messages_in_a_row(form, ranks)
         measured = self._measured_ns(message)
         if measured is not None:
-            return _Cost(sent, rounds, processor_ns=measured, encoded=True)
+            return _Cost(sent, rounds, processor_ns=measured)
         if not self._times_codecs:
             raise Refused("what its codec takes is not calibrated")
         encode, decode = _codec_ns_per_element(codec)
