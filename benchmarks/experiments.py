@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from experiment_runs import step_text, verify
-from page_section import sections
+from page_section import findings, sections
 from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
@@ -55,9 +55,6 @@ STRATEGIES: Final = (
 """Every technique by itself, and several sizes of DDP's buckets as the baseline to beat.
 
 Without `best_buckets`: its search takes 38 steps, and all rows would have to train them."""
-
-BEGIN: Final = "<!-- findings: written by hand, kept by benchmarks/experiments.py -->"
-END: Final = "<!-- end of findings -->"
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def _predicted(path: Path, name: str) -> dict[str, dict[str, Any]]:
 def _write_page(cells: Sequence[Cell], page: Path) -> None:
     images = page.parent / "images"
     images.mkdir(exist_ok=True)
-    parts = [_heading(cells), _findings(page)]
+    parts = [_heading(cells), findings("experiments", page)]
     for workload in dict.fromkeys(cell.workload for cell in cells):
         own = [cell for cell in cells if cell.workload == workload]
         plot = images / f"experiments-{workload}.svg"
@@ -168,13 +165,6 @@ these runs, with its 90 % interval; a star marks a measured time outside of it. 
 *accuracy* are those after these few steps: they do not say how well a technique learns
 ([accuracy](#accuracy-of-lossy-techniques)). *Other cores*: cores that other processes kept busy
 during the run, the most over rounds. The results of all runs: `benchmarks/results/`."""
-
-
-def _findings(page: Path) -> str:
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    _, begin, rest = text.partition(BEGIN)
-    inside, end, _ = rest.partition(END)
-    return f"{BEGIN}{inside}{END}" if begin and end else f"{BEGIN}\n{END}"
 
 
 def _table(cell: Cell) -> str:

@@ -1,4 +1,4 @@
-"""Sections of docs/experiments.md that scripts write, each between two marks of its own."""
+"""Parts of pages that scripts write, and those that people write, each between two marks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Final
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "experiments.md"
 _BEGIN: Final = "<!-- {name}: written by benchmarks/{name}.py -->"
 _END: Final = "<!-- end of {name} -->"
+_FINDINGS: Final = "<!-- findings: written by hand, kept by benchmarks/{name}.py -->"
+_END_OF_FINDINGS: Final = "<!-- end of findings -->"
 _SECTION: Final = re.compile(
     r"<!-- (?P<name>\w+): written by benchmarks/(?P=name)\.py -->\n.*?<!-- end of (?P=name) -->",
     re.DOTALL,
@@ -36,6 +38,19 @@ def sections(page: Path = PAGE) -> list[str]:
     """All sections of the page with their marks, in their order."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     return [match.group(0) for match in _SECTION.finditer(text)]
+
+
+def findings(name: str, page: Path) -> str:
+    """What people wrote into a page between its two marks, with these; without it, the marks alone.
+
+    Args:
+        name: The name, without its ending, of the script that writes the rest of the page.
+        page: The page as it is.
+    """
+    begin = _FINDINGS.format(name=name)
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    inside = text.partition(begin)[2].partition(_END_OF_FINDINGS)[0] or "\n"
+    return f"{begin}{inside}{_END_OF_FINDINGS}"
 
 
 def write_image(name: str, svg: str, page: Path = PAGE) -> str:

@@ -13,13 +13,17 @@ ledger before the runs begin. Needs root and iproute2 for the network. Nothing e
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from experiment_runs import verify
+from page_section import findings
 
+from ddltrace.analyzer.events.event_columns import FloatArray
+from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments import ledger
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.spec import parse
@@ -78,7 +82,7 @@ def main() -> None:
                     folder=folder,
                     trace=traces[source],
                 )
-    text = page(ledger.read(options.ledger))
+    text = page(ledger.read(options.ledger), findings("whatif", options.page))
     options.page.write_text(text, encoding="utf-8")
     print(f"wrote {options.page}")
 
@@ -117,8 +121,13 @@ def _verify(
     verify(folder, [*of_job, *cluster, *rounds, *source], strategies, options.ledger)
 
 
-def page(lines: Sequence[dict[str, object]]) -> str:
-    """The page of all rows of a ledger."""
+def page(lines: Sequence[dict[str, object]], by_hand: str) -> str:
+    """The page of all rows of a ledger.
+
+    Args:
+        lines: The ledger.
+        by_hand: What people wrote, which stands between the overview and the rows.
+    """
     pairs = ledger.pairs(lines)
     rows = [pair for pair in pairs if pair.measurement is not None]
     refused = [pair for pair in pairs if pair.prediction["answer"]["refused"] is not None]
@@ -132,12 +141,12 @@ def page(lines: Sequence[dict[str, object]]) -> str:
         "",
         f"{len(rows)} predictions were measured, {len(refused)} questions were refused, {open_} "
         "were predicted only. All on emulated links between 4 hosts that share the two processors "
-        "of one machine, with Gloo. A star marks a time outside of its interval.",
+        "of one machine, with Gloo. A star marks a time outside of its interval. *Noise*: by how "
+        "much the rounds differ from their median, at most, of the row or of DDP.",
         "",
     ]
     if rows:
-        text += _overview(rows)
-        text += ["## All rows", ""]
+        text += [*_goals(rows), *_overview(rows), by_hand, "", "## All rows", ""]
         text += [
             "| date | job | strategy | trace from | predicted, ms | measured, ms | error | noise |"
         ]
@@ -158,10 +167,69 @@ def page(lines: Sequence[dict[str, object]]) -> str:
     return "\n".join(text)
 
 
+def _goals(rows: Sequence[ledger.Pair]) -> list[str]:
+    """The goals beside what was measured."""
+    replays = {pair.prediction["trace"]: abs(pair.prediction["self_replay_error"]) for pair in rows}
+    replay = np.median(list(replays.values()))
+    near = _errors([_measured(row) for row in rows if _kind(row) in ("bucket", "schedule")])
+    far = _errors([_measured(row) for row in rows if _kind(row) not in ("bucket", "schedule")])
+    found = [_measured(row) for row in rows]
+    signs = [each["sign_right"] for each in found if each["sign_right"] is not None]
+    covered = [each["covered"] for each in found]
+    low, high = _wilson(sum(map(bool, covered)), len(covered))
+    goals = [
+        ("rows: at least 300", f"{len(rows)}", len(rows) >= 300),
+        (
+            "a replay of the trace as it is: median error 0.5%",
+            f"{replay:.1%}, {len(replays)} traces",
+            replay <= 0.005,
+        ),
+        (
+            "DDP's buckets and other schedules: median error 2%",
+            f"{np.median(near):.1%}" if len(near) else NOT_KNOWN,
+            len(near) > 0 and np.median(near) <= 0.02,
+        ),
+        (
+            "codecs, fewer exchanges, architectures, networks: median error 3%, 90th percentile 8%",
+            f"{np.median(far):.1%}, {np.quantile(far, 0.9):.1%}" if len(far) else NOT_KNOWN,
+            len(far) > 0 and np.median(far) <= 0.03 and np.quantile(far, 0.9) <= 0.08,
+        ),
+        (
+            "sign right in 98% of the rows whose effect is larger than the noise",
+            f"{sum(map(bool, signs)) / len(signs):.0%}" if signs else NOT_KNOWN,
+            bool(signs) and sum(map(bool, signs)) / len(signs) >= 0.98,
+        ),
+        (
+            "90% of the times in their intervals, by the 95% interval of this share",
+            f"{low:.0%} to {high:.0%}",
+            low <= 0.9 <= high,
+        ),
+    ]
+    text = ["| goal | measured | |", "|---|---|---|"]
+    text += [
+        f"| {goal} | {value} | {'reached' if good else 'missed'} |" for goal, value, good in goals
+    ]
+    return [*text, ""]
+
+
+def _wilson(successes: int, trials: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson, 1927)."""
+    z, share = 1.96, successes / trials
+    middle = share + z * z / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    below = 1 + z * z / trials
+    return (middle - half) / below, (middle + half) / below
+
+
+def _errors(found: Sequence[dict[str, object]]) -> FloatArray:
+    return np.abs([float(str(each["error"])) for each in found])
+
+
 def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
     text = [
-        "| predictions | rows | median error | 90th percentile | sign right | in the interval |",
-        "|---|---|---|---|---|---|",
+        "| predictions | rows | median error | 90th percentile | median noise | sign right "
+        "| in the interval |",
+        "|---|---|---|---|---|---|---|",
     ]
     kinds = {
         "same network, DDP's buckets": [row for row in rows if _kind(row) == "bucket"],
@@ -176,16 +244,21 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         if mine:
             text.append(f"| {name} | {_numbers([_measured(row) for row in mine])} |")
     nothing = [
-        {"error": pair.prediction["baseline_us"] / measured["measured_us"] - 1, "sign_right": None}
+        {
+            "error": pair.prediction["baseline_us"] / measured["measured_us"] - 1,
+            "noise": measured["noise"],
+            "sign_right": None,
+        }
         for pair in rows
         if (measured := pair.measurement) is not None
     ]
     text.append(f'| for comparison: "nothing changes" | {_numbers(nothing)} |')
     text += ["", "By job, with the model of that day:", ""]
     text += [
-        "| predicted | job | rows | median error | 90th percentile | sign right | in the interval |"
+        "| predicted | job | rows | median error | 90th percentile | median noise | sign right "
+        "| in the interval |"
     ]
-    text += ["|---|---|---|---|---|---|---|"]
+    text += ["|---|---|---|---|---|---|---|---|"]
     jobs: dict[str, list[dict[str, object]]] = {}
     for row in rows:
         settings = row.prediction["settings"]
@@ -205,13 +278,14 @@ def _measured(pair: ledger.Pair) -> dict[str, object]:
 
 
 def _numbers(found: Sequence[dict[str, object]]) -> str:
-    errors = np.abs([float(str(each["error"])) for each in found])
+    errors = _errors(found)
     signs = [each["sign_right"] for each in found if each["sign_right"] is not None]
     covered = [each["covered"] for each in found if "covered" in each]
     sign = f"{sum(map(bool, signs))} of {len(signs)}" if signs else ""
     inside = f"{sum(map(bool, covered))} of {len(covered)}" if covered else ""
     middle, most = np.median(errors), np.quantile(errors, 0.9)
-    return f"{len(found)} | {middle:.1%} | {most:.1%} | {sign} | {inside}"
+    noise = np.median([float(str(each["noise"])) for each in found])
+    return f"{len(found)} | {middle:.1%} | {most:.1%} | {noise:.1%} | {sign} | {inside}"
 
 
 def _kind(pair: ledger.Pair) -> str:
