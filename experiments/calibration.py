@@ -39,6 +39,10 @@ for each rank: codecs treat parts of one length together, after they have rounde
 _MERGED: Final = "mgwfbp:steps=1,alpha_us=1000000000,beta_us_per_mb=0"
 """A strategy that sends all gradients as they are in one message, as DDP does with few bytes."""
 
+_WIDTH: Final = 64
+_BATCH: Final = 4
+"""Of the small GPT that computes in front of each timed exchange."""
+
 _LAYERS: Final = 24
 """Of the model with which the engine's work for a gradient is timed; two gradients each."""
 
@@ -164,12 +168,15 @@ def busy_clock() -> Callable[[], float]:
 
 def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Times the engine's exchanges of a vector; leaves out those that refuse these ranks."""
+    import torch
     import torch.distributed as dist
 
     from ddltrace.experiments.engine.create_exchange import create_message_exchange
+    from ddltrace.experiments.workloads.gpt import CONTEXT, GptModel
 
     group = dist.group.WORLD
     assert group is not None
+    model, codes = GptModel(_WIDTH), torch.zeros(_BATCH, CONTEXT, dtype=torch.int64)
     clock, found = busy_clock(), []
     for spec in specs:
         try:
@@ -182,6 +189,8 @@ def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
             times: dict[int, list[float]] = {1: [], AT_ONCE: []}
             for number in range(_WARMUP + rounds):
                 for count, taken in times.items():
+                    # In a job, messages follow these, and find the caches full of their data.
+                    model(codes).sum().backward()
                     us = busy_us(exchange, messages[:count], clock)
                     if number >= _WARMUP:
                         taken.append(us / count)

@@ -18,7 +18,7 @@ from ddltrace.experiments.workloads.base import Workload
 from ddltrace.experiments.workloads.sizes import HEADS, LAYERS
 from ddltrace.tracer.errors import MissingCapabilityError
 
-_CONTEXT = 64
+CONTEXT = 64
 _STRIDE = 32
 _SYMBOLS = 128
 _HELD_OUT_SHARE = 0.1
@@ -53,7 +53,7 @@ class Gpt(Workload):
         super().__init__(
             self.make_model(-(-width // HEADS) * HEADS),
             _windows(codes[:split], _STRIDE),
-            _windows(codes[split:], _CONTEXT),
+            _windows(codes[split:], CONTEXT),
             batch_size=batch_size,
             seed=seed,
         )
@@ -90,7 +90,7 @@ def _text() -> torch.Tensor:
 
 def _windows(codes: torch.Tensor, stride: int) -> TensorDataset:
     """Windows of text, and the same windows one character later."""
-    windows = codes.unfold(0, _CONTEXT + 1, stride)
+    windows = codes.unfold(0, CONTEXT + 1, stride)
     return TensorDataset(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 
@@ -109,7 +109,7 @@ class GptModel(nn.Module):
         """
         super().__init__()
         self.characters = nn.Embedding(_SYMBOLS, width)
-        self.positions = nn.Embedding(_CONTEXT, width)
+        self.positions = nn.Embedding(CONTEXT, width)
         self.blocks = nn.ModuleList(self.make_block(width) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, _SYMBOLS, bias=False)

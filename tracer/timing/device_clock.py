@@ -177,8 +177,6 @@ class DeviceTimer:
 
     Attributes:
         device: The device's index.
-        unresolved: Intervals that were given up because the device did not complete their events
-            in time.
     """
 
     def __init__(
@@ -205,7 +203,6 @@ class DeviceTimer:
         self._gradient: int | None = None
         self._used = True
         self.device = device
-        self.unresolved = 0
 
     @property
     def num_pending(self) -> int:
@@ -364,7 +361,7 @@ class DeviceTimer:
         return mark.host_ns
 
     def abandon(self, *, lost_at_ns: int | None = None) -> None:
-        """Gives up all pending intervals and counts them.
+        """Gives up all pending intervals; those that would become events count as dropped.
 
         Args:
             lost_at_ns: Time at which the device failed, if it did: pending functions are called
@@ -372,7 +369,6 @@ class DeviceTimer:
         """
         pending = list(self._pending)
         self._pending.clear()
-        self.unresolved += len(pending)
         waiting = [site for site, _, _ in pending if not isinstance(site, int)]
         if lost_at_ns is not None:
             for site in waiting:

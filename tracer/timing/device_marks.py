@@ -36,8 +36,6 @@ class DeviceMarks:
 
     Attributes:
         device: The device's index.
-        unresolved: Intervals that were given up because the device did not complete their events
-            in time.
     """
 
     def __init__(
@@ -67,7 +65,6 @@ class DeviceMarks:
         self._numbers = itertools.count(-1, -1)
         self._recorded = -1
         self.device = device
-        self.unresolved = 0
         calls["marks_start"](ctypes.addressof(functions), device)
 
     @property
@@ -151,7 +148,6 @@ class DeviceMarks:
     def abandon(self, *, lost_at_ns: int | None = None) -> None:
         """See `DeviceTimer.abandon`."""
         lost: int = self._abandon()
-        self.unresolved += lost
         calls, self._calls = self._calls, {}
         if lost_at_ns is not None:
             for call in calls.values():
