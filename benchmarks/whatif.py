@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from experiment_runs import verify
@@ -142,7 +143,9 @@ def page(lines: Sequence[dict[str, object]], by_hand: str) -> str:
         f"{len(rows)} predictions were measured, {len(refused)} questions were refused, {open_} "
         "were predicted only. All on emulated links between 4 hosts that share the two processors "
         "of one machine, with Gloo. A star marks a time outside of its interval. *Noise*: by how "
-        "much the rounds differ from their median, at most, of the row or of DDP.",
+        "much the rounds differ from their median, at most, of the row or of DDP. The error *of "
+        "the speed-up* is that of the ratio to DDP, measured in the same rounds: it leaves out by "
+        "how much the whole machine was slower or faster when the trace was recorded.",
         "",
     ]
     if rows:
@@ -221,15 +224,15 @@ def _wilson(successes: int, trials: int) -> tuple[float, float]:
     return (middle - half) / below, (middle + half) / below
 
 
-def _errors(found: Sequence[dict[str, object]]) -> FloatArray:
-    return np.abs([float(str(each["error"])) for each in found])
+def _errors(found: Sequence[dict[str, Any]]) -> FloatArray:
+    return np.abs([each["error"] for each in found])
 
 
 def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
     text = [
-        "| predictions | rows | median error | 90th percentile | median noise | sign right "
-        "| in the interval |",
-        "|---|---|---|---|---|---|---|",
+        "| predictions | rows | error: median | 90th percentile | of the speed-up: median "
+        "| 90th percentile | noise: median | sign right | in the interval |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     kinds = {
         "same network, DDP's buckets": [row for row in rows if _kind(row) == "bucket"],
@@ -247,6 +250,7 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         {
             "error": pair.prediction["baseline_us"] / measured["measured_us"] - 1,
             "noise": measured["noise"],
+            "speedup_error": None,
             "sign_right": None,
         }
         for pair in rows
@@ -255,11 +259,11 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
     text.append(f'| for comparison: "nothing changes" | {_numbers(nothing)} |')
     text += ["", "By job, with the model of that day:", ""]
     text += [
-        "| predicted | job | rows | median error | 90th percentile | median noise | sign right "
-        "| in the interval |"
+        "| predicted | job | rows | error: median | 90th percentile | of the speed-up: median "
+        "| 90th percentile | noise: median | sign right | in the interval |"
     ]
-    text += ["|---|---|---|---|---|---|---|---|"]
-    jobs: dict[str, list[dict[str, object]]] = {}
+    text += ["|---|---|---|---|---|---|---|---|---|---|"]
+    jobs: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         settings = row.prediction["settings"]
         key = f"{row.prediction['time'][:10]} | {settings['workload']} {settings['width']}"
@@ -268,24 +272,37 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
     return [*text, ""]
 
 
-def _measured(pair: ledger.Pair) -> dict[str, object]:
-    """What was measured; on another network than the baseline's, no sign counts.
+def _measured(pair: ledger.Pair) -> dict[str, Any]:
+    """What was measured, and the error of the predicted ratio of the step to that of DDP.
 
-    Early lines of the ledger have one there.
+    On another network than the baseline's there is no such ratio, and no sign counts; early lines
+    of the ledger have one there.
     """
-    found = dict(pair.measurement or {})
-    return {**found, "sign_right": None} if _kind(pair) == "network" else found
+    prediction, found = pair.prediction, dict(pair.measurement or {})
+    if _kind(pair) == "network":
+        return {**found, "sign_right": None, "speedup_error": None}
+    predicted = prediction["answer"]["step_us"] / prediction["baseline_us"]
+    measured = found["measured_us"] / np.median(found["baseline_runs_us"])
+    return {**found, "speedup_error": predicted / measured - 1}
 
 
-def _numbers(found: Sequence[dict[str, object]]) -> str:
+def _numbers(found: Sequence[dict[str, Any]]) -> str:
     errors = _errors(found)
     signs = [each["sign_right"] for each in found if each["sign_right"] is not None]
     covered = [each["covered"] for each in found if "covered" in each]
     sign = f"{sum(map(bool, signs))} of {len(signs)}" if signs else ""
     inside = f"{sum(map(bool, covered))} of {len(covered)}" if covered else ""
-    middle, most = np.median(errors), np.quantile(errors, 0.9)
-    noise = np.median([float(str(each["noise"])) for each in found])
-    return f"{len(found)} | {middle:.1%} | {most:.1%} | {noise:.1%} | {sign} | {inside}"
+    ratios = [each["speedup_error"] for each in found if each["speedup_error"] is not None]
+    noise = np.median([each["noise"] for each in found])
+    cells = [f"{len(found)}", *_middle_and_most(errors), *_middle_and_most(np.abs(ratios))]
+    return " | ".join([*cells, f"{noise:.1%}", sign, inside])
+
+
+def _middle_and_most(errors: FloatArray) -> tuple[str, str]:
+    """Median and 90th percentile."""
+    if not len(errors):
+        return "", ""
+    return f"{np.median(errors):.1%}", f"{np.quantile(errors, 0.9):.1%}"
 
 
 def _kind(pair: ledger.Pair) -> str:
