@@ -273,17 +273,12 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
 
 
 def _measured(pair: ledger.Pair) -> dict[str, Any]:
-    """What was measured, and the error of the predicted ratio of the step to that of DDP.
+    """What was measured, with the error of the speed-up.
 
-    On another network than the baseline's there is no such ratio, and no sign counts; early lines
-    of the ledger have one there.
+    On another network than the baseline's no sign counts; early lines of the ledger have one there.
     """
-    prediction, found = pair.prediction, dict(pair.measurement or {})
-    if _kind(pair) == "network":
-        return {**found, "sign_right": None, "speedup_error": None}
-    predicted = prediction["answer"]["step_us"] / prediction["baseline_us"]
-    measured = found["measured_us"] / np.median(found["baseline_runs_us"])
-    return {**found, "speedup_error": predicted / measured - 1}
+    found = {**(pair.measurement or {}), "speedup_error": ledger.speedup_error(pair)}
+    return {**found, "sign_right": None} if _kind(pair) == "network" else found
 
 
 def _numbers(found: Sequence[dict[str, Any]]) -> str:

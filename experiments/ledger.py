@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -50,15 +50,19 @@ class _Answer(msgspec.Struct):
     refused: str | None
 
 
+_Time = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class _Prediction(msgspec.Struct, tag_field="kind", tag="prediction"):
-    baseline_us: float
+    baseline_us: _Time
     trace: str
     answer: _Answer
 
 
 class _Measurement(msgspec.Struct, tag_field="kind", tag="measurement"):
     prediction: str
-    measured_us: float
+    baseline_runs_us: Annotated[list[_Time], msgspec.Meta(min_length=1)]
+    measured_us: _Time
     error: float
     noise: float
     covered: bool
@@ -177,10 +181,27 @@ def measurement(
     }
 
 
+def speedup_error(pair: Pair) -> float | None:
+    """The error of the predicted ratio of the step to that of the baseline, as a share.
+
+    Unlike ``error`` it leaves out by how much the whole machine was slower or faster when the trace
+    was recorded: the measured ratio is of runs in the same rounds.
+
+    Returns:
+        None if it was not measured, or the baseline of the prediction ran on another network.
+    """
+    prediction, measured = pair.prediction, pair.measurement
+    if measured is None or "hosts" in prediction["answer"]["question"]:
+        return None
+    predicted = prediction["answer"]["step_us"] / prediction["baseline_us"]
+    ratio = measured["measured_us"] / np.median(measured["baseline_runs_us"])
+    return float(predicted / ratio - 1)
+
+
 def summary(found: Sequence[Pair]) -> list[str]:
     """A line for each prediction, and one over all that were measured."""
     lines = []
-    errors, covered = [], []
+    errors, ratios, covered = [], [], []
     for pair in found:
         answer = pair.prediction["answer"]
         what = describe(msgspec.convert(answer["question"], Question))
@@ -196,14 +217,40 @@ def summary(found: Sequence[Pair]) -> list[str]:
             lines.append(f"{text}; not measured")
             continue
         errors.append(abs(measured["error"]))
+        relative = speedup_error(pair)
+        if relative is not None:
+            ratios.append(abs(relative))
         covered.append(measured["covered"])
         lines.append(
             f"{text}; measured {measured['measured_us'] / 1e3:.1f} ms, error "
             f"{measured['error']:+.1%}, noise {measured['noise']:.1%}"
         )
+    lines += _drifts(found)
     if errors:
         lines.append(
             f"{len(errors)} measured: median error {np.median(errors):.1%}, 90th percentile "
             f"{np.quantile(errors, 0.9):.1%}, {sum(covered)} within their intervals"
         )
+    if ratios:
+        lines.append(
+            f"The ratio to the job without changes: median error {np.median(ratios):.1%}, 90th "
+            f"percentile {np.quantile(ratios, 0.9):.1%}"
+        )
     return lines
+
+
+def _drifts(found: Sequence[Pair]) -> list[str]:
+    """A line for each trace whose job took another time in the rounds, beyond their noise."""
+    lines = {}
+    for pair in found:
+        prediction, measured = pair.prediction, pair.measurement
+        if measured is None or "hosts" in prediction["answer"]["question"]:
+            continue
+        runs, then = np.array(measured["baseline_runs_us"]), prediction["baseline_us"]
+        now = float(np.median(runs))
+        if len(runs) > 1 and abs(then / now - 1) > np.abs(runs / now - 1).max():
+            lines[prediction["trace"]] = (
+                f"Without changes, a step took {then / 1e3:.1f} ms in {prediction['trace']} and "
+                f"{now / 1e3:.1f} ms in the rounds: errors include this difference"
+            )
+    return list(lines.values())

@@ -42,6 +42,22 @@ def test_what_is_written_is_read_and_judged(tmp_path: Path) -> None:
     assert "predicted 0.9 ms (0.8 to 1.0)" in said
     assert "not measured" in said
     assert "1 measured" in said
+    assert "Without changes" not in said
+
+
+def test_a_machine_that_was_faster_in_the_rounds_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    (sha256,) = ledger.append(path, [PREDICTION])
+    ledger.append(
+        path, [ledger.measurement(PREDICTION, sha256, [920.0] * 3, [800.0, 810.0, 790.0])]
+    )
+    (pair,) = ledger.pairs(ledger.read(path))
+    assert ledger.speedup_error(pair) == pytest.approx((900 / 1000) / (920 / 800) - 1)
+    told = [line for line in ledger.summary([pair]) if line.startswith("Without changes")]
+    assert told == [
+        "Without changes, a step took 1.0 ms in t and 0.8 ms in the rounds: errors include this "
+        "difference"
+    ]
 
 
 def test_a_difference_within_the_noise_has_no_sign() -> None:
