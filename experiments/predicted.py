@@ -38,8 +38,9 @@ from ddltrace.experiments.architectures.transfers import Round
 from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.frequency.accumulate import Accumulate
-from ddltrace.experiments.frequency.diloco import DiLoCo
+from ddltrace.experiments.frequency.diloco import DiLoCo, StreamingDiLoCo
 from ddltrace.experiments.frequency.local_sgd import LocalSgd, PostLocalSgd
+from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.messages.message_plan import (
     Gradient,
     Message,
@@ -106,6 +107,9 @@ PLAIN: Final = BASELINE
 """The strategy of a job that has none."""
 
 _AXES: Final = ("order", "volume", "architecture", "frequency")
+
+_SIMULATED: Final = (Accumulate, LocalSgd, PostLocalSgd, DiLoCo, StreamingDiLoCo, NoLoCo)
+"""Frequencies whose exchanges are simulated."""
 
 
 def apply(
@@ -184,7 +188,7 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
         raise Refused("when its workers would go on is not simulated: experiment run measures it")
     if strategy.transport is not None:
         raise Refused("what another library costs is not in the trace")
-    if not isinstance(strategy.frequency, Accumulate | LocalSgd | PostLocalSgd | DiLoCo | None):
+    if strategy.frequency is not None and not isinstance(strategy.frequency, _SIMULATED):
         raise Refused("what it averages is not simulated: experiment run measures it")
     if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
         raise Refused("compositions of architectures are not simulated")
@@ -341,11 +345,14 @@ class _Exchanged:
             schedule = schedule.with_values([rounds * network.overhead_ns / 1e3, per_mib])
         self._schedule = schedule
         self._averages_parameters = strategy.exchanges == "parameters"
+        if isinstance(strategy.frequency, NoLoCo) and ranks != len(program.ranks):
+            raise Refused("which ranks form pairs is simulated for those of the trace only")
         try:
             if self._averages_parameters:
-                self._plan = plan_in_order(sorted(gradients, key=lambda each: each.index))
+                self._plan, self._fragments = self._plan_of_parameters()
             else:
                 self._plan = schedule.plan(gradients)
+                self._fragments = [range(len(self._plan.messages))]
         except ValueError as error:
             raise Refused(str(error)) from error
         self._exchange = exchange_of(strategy.spec)
@@ -364,6 +371,8 @@ class _Exchanged:
         self._queue = next(each.queue for each in program.exchanges if _carries_gradients(each))
         self._signals: dict[int, tuple[int, int]] = {}
         self._numbers: dict[int, list[int]] = {}
+        self._due: dict[int, list[int]] = {}  # step -> messages that average parameters
+        self._cost_of: dict[int, _Cost] = {}  # of each message
         self._ready: list[int] = []
 
     def edit(self) -> Edit:
@@ -372,28 +381,17 @@ class _Exchanged:
         cycle = self._strategy.cycle_steps
         signal_of: dict[tuple[int, int], int] = {}
         for step in range(len(program.steps)):
+            if self._averages_parameters:
+                self._average_after(step)
+                continue
             if (step + 1) % cycle:
                 continue
-            indices = [*(gradient.index for gradient in self._gradients), NULL]
-            for index in [] if self._averages_parameters else indices:
+            for index in [*(gradient.index for gradient in self._gradients), NULL]:
                 signal_of[step, index] = len(self._exchanges)
                 self._signals[len(self._exchanges)] = (step, index)
                 self._exchanges.append(_exchange(SIGNAL, ranks, step))
-            self._numbers[step] = []
-            for message, cost in zip(self._plan.messages, self._costs, strict=True):
-                self._numbers[step].append(len(self._exchanges))
-                self._exchanges.append(
-                    replace(
-                        _exchange("all_reduce", ranks, step),
-                        queue=self._queue,
-                        link_bytes=cost.link_bytes,
-                        rounds=cost.rounds,
-                        processor_ns=cost.processor_ns,
-                        encoded=self._strategy.encodes and cost.processor_ns is not None,
-                        tensors=len(message.gradients),
-                        carried=tuple(message.gradients),
-                    )
-                )
+            messages = range(len(self._plan.messages))
+            self._numbers[step] = [self._add(place, ranks, step) for place in messages]
         self._ready = [number for (_, index), number in signal_of.items() if index != NULL]
         made = [self._items(place, signal_of) for place in range(len(program.ranks))]
         edited = replace(
@@ -404,6 +402,60 @@ class _Exchanged:
         )
         work = [items.work for items in made]
         return Edit(edited, work, cycle, self._more_us(), self._less_us(work))
+
+    def _plan_of_parameters(self) -> tuple[MessagePlan, list[range]]:
+        """The messages that average parameters, and those of each fragment of the model."""
+        frequency = self._strategy.frequency
+        parameters = sorted(self._gradients, key=lambda each: each.index)
+        parts: Sequence[Sequence[int]] = [range(len(parameters))]
+        if isinstance(frequency, StreamingDiLoCo):
+            parts = frequency.split([each.elements for each in parameters])
+        plans = [plan_in_order([parameters[place] for place in part]) for part in parts]
+        contents = [message.slices for plan in plans for message in plan.messages]
+        ends = np.cumsum([len(plan.messages) for plan in plans]).tolist()
+        fragments = [
+            range(end - len(plan.messages), end) for plan, end in zip(plans, ends, strict=True)
+        ]
+        return MessagePlan(parameters, contents), fragments
+
+    def _average_after(self, step: int) -> None:
+        """Adds the messages that average parameters and start after a step."""
+        frequency, delay, fragments = self._strategy.frequency, 0, self._fragments
+        groups = [list(range(len(self._program.ranks)))]
+        if isinstance(frequency, StreamingDiLoCo):
+            delay = frequency.delay
+            fragments = [self._fragments[each] for each in frequency.starts_after(step)]
+        elif (step + 1) % self._strategy.cycle_steps:
+            return
+        elif isinstance(frequency, NoLoCo):
+            groups = frequency.pairs(step // frequency.period, self._ranks)
+        numbers = [
+            self._add(place, np.array(group), step)
+            for group in groups
+            for fragment in fragments
+            for place in fragment
+        ]
+        self._numbers[step] = numbers
+        self._due.setdefault(step + delay, []).extend(numbers)
+
+    def _add(self, place: int, ranks: IntArray, step: int) -> int:
+        """Adds the exchange of a message of the plan; returns its number."""
+        number, message, cost = len(self._exchanges), self._plan.messages[place], self._costs[place]
+        together = not isinstance(self._strategy.frequency, NoLoCo)
+        self._exchanges.append(
+            replace(
+                _exchange("all_reduce" if together else "send", ranks, step),
+                queue=self._queue if together else NULL,
+                link_bytes=cost.link_bytes,
+                rounds=cost.rounds,
+                processor_ns=cost.processor_ns,
+                encoded=self._strategy.encodes and cost.processor_ns is not None,
+                tensors=len(message.gradients),
+                carried=tuple(message.gradients),
+            )
+        )
+        self._cost_of[number] = cost
+        return number
 
     def _dispatched(self) -> Dispatched:
         return Dispatched(self._schedule, self._plan, self._signals, self._numbers)
@@ -422,7 +474,7 @@ class _Exchanged:
         measured = self._calibration.exchange_ns(
             self._exchange,
             [each.elements for each in message.slices],
-            messages=len(self._plan.messages),
+            messages=max(map(len, self._fragments)),
         )
         alone = _ONE_IN_FLIGHT if self._schedule.one_in_flight else 1.0
         return None if measured is None else alone * measured
@@ -443,8 +495,16 @@ class _Exchanged:
     def _shares_of_steps(self) -> FloatArray:
         """The share of its recorded time that a rank's own work takes in each step."""
         steps = range(len(self._program.steps) + 1)
-        beside = [step in self._numbers and not self._averages_parameters for step in steps]
-        return np.where(beside, 1.0, self._quiet)
+        if self._averages_parameters:
+            in_flight = {
+                later
+                for due, numbers in self._due.items()
+                for number in numbers
+                for later in range(self._exchanges[number].step + 1, due + 1)
+            }
+        else:
+            in_flight = set(self._numbers)
+        return np.where([step in in_flight for step in steps], 1.0, self._quiet)
 
     def _less_us(self, work: list[FloatArray]) -> float:
         """What a step may take less where not every step exchanges: see `_ALONE`."""
@@ -488,6 +548,8 @@ class _Exchanged:
     def _plain(self, message: Message) -> _Cost:
         """What a message costs as it is."""
         ranks, architecture = self._ranks, self._strategy.architecture
+        if isinstance(self._strategy.frequency, NoLoCo):  # weights and distance, to one rank
+            return _Cost(2.0 * message.bytes, 1)
         measured = self._measured_ns(message)
         if isinstance(architecture, Architecture):
             size = message.bytes / max(message.elements, 1)
@@ -576,9 +638,6 @@ class _Exchanged:
         added = np.zeros(len(kind))
         if not any(cost.encode_ns or cost.decode_ns for cost in self._costs):
             return added
-        message_of = {
-            number: place for mine in self._numbers.values() for place, number in enumerate(mine)
-        }
         carriers: dict[int, list[int]] = {}
         for place, message in enumerate(self._plan.messages):
             last = max(message.gradients, key=self._order.__getitem__)
@@ -588,10 +647,10 @@ class _Exchanged:
                 _, gradient = self._signals[number]
                 for place in carriers.get(gradient, ()):
                     added[row] += self._costs[place].encode_ns
-            elif kind[row] == LAUNCH and number in message_of:
-                added[row] += self._costs[message_of[number]].encode_ns
-            elif kind[row] == WAIT and number in message_of and row + 1 < len(kind):
-                added[row + 1] += self._costs[message_of[number]].decode_ns
+            elif kind[row] == LAUNCH and number in self._cost_of:
+                added[row] += self._cost_of[number].encode_ns
+            elif kind[row] == WAIT and number in self._cost_of and row + 1 < len(kind):
+                added[row + 1] += self._cost_of[number].decode_ns
         return added
 
     def _points(
@@ -605,11 +664,13 @@ class _Exchanged:
         bounds = np.searchsorted(scan.step, program.steps)
         starts, ends = scan.step_start[bounds], scan.step_end[bounds]
         for step, number in enumerate(program.steps.tolist()):
-            if step not in self._numbers:
-                continue
             if self._averages_parameters:  # after the update
-                for kind in (LAUNCH, WAIT):
-                    yield from ((int(ends[step]) - 1, kind, each) for each in self._numbers[step])
+                for kind, numbers in ((LAUNCH, self._numbers), (WAIT, self._due)):
+                    for each in numbers.get(step, ()):
+                        if place in self._exchanges[each].places:
+                            yield int(ends[step]) - 1, kind, each
+                continue
+            if step not in self._numbers:
                 continue
             rows = np.flatnonzero(scan.gradient_step == number)
             time_ = dict(zip(scan.gradient_tensor[rows], scan.gradient_time[rows], strict=True))

@@ -62,6 +62,17 @@ class NoLoCo(Periodic):
         """Outer steps in pairs."""
         return PairStepPolicy(context, self)
 
+    def pairs(self, outer_step: int, ranks: int) -> list[list[int]]:
+        """The pairs of ranks that take an outer step together, each ascending.
+
+        Args:
+            outer_step: Number of the outer step, from 0.
+            ranks: Number of ranks; of an odd number, one is in no pair.
+        """
+        order = list(range(ranks))
+        random.Random(outer_step).shuffle(order)
+        return [sorted(order[place : place + 2]) for place in range(0, ranks - 1, 2)]
+
     def partner(self, outer_step: int, rank: int, ranks: int) -> int | None:
         """The rank with which a rank takes an outer step; None for none.
 
@@ -69,11 +80,8 @@ class NoLoCo(Periodic):
             outer_step: Number of the outer step, from 0.
             ranks: Number of ranks.
         """
-        order = list(range(ranks))
-        random.Random(outer_step).shuffle(order)
-        place = order.index(rank)
-        other = place ^ 1
-        return order[other] if other < ranks else None
+        own = next((pair for pair in self.pairs(outer_step, ranks) if rank in pair), None)
+        return None if own is None else own[own[0] == rank]
 
 
 class PairStepPolicy(ParametersApart):

@@ -376,6 +376,46 @@ def test_only_what_is_simulated_is_predicted():
     assert half.step_us == pytest.approx(plain.step_us / 2, rel=0.05)
 
 
+def test_fragments_are_averaged_in_turn_while_ranks_go_on():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    at_once, whole, in_turn = (
+        asked.ask(Question(strategy=spec))
+        for spec in (
+            "diloco:period=4",
+            "streaming_diloco:period=4,fragments=1,delay=0",
+            "streaming_diloco:period=4,fragments=2,delay=1",
+        )
+    )
+    assert whole.step_us == at_once.step_us
+    assert in_turn.step_us < at_once.step_us
+    (full,) = _averaged(asked, "diloco:period=4", step=3)
+    first, second = (_averaged(asked, in_turn.question.strategy, step=step)[0] for step in (1, 3))
+    assert first.link_bytes + second.link_bytes == full.link_bytes
+    assert sorted(first.carried + second.carried) == sorted(full.carried)
+
+
+def test_outer_steps_in_pairs_send_to_one_other_rank():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    first, second = _averaged(asked, "noloco:period=4", step=3)
+    assert sorted([*first.places, *second.places]) == [0, 1, 2, 3]
+    (full,) = _averaged(asked, "diloco:period=4", step=3)
+    # The weights and the distance, once; the ring sends one of them 3/2 times.
+    assert first.link_bytes == pytest.approx(full.link_bytes * 2 / 1.5)
+    assert asked.ask(Question(strategy="noloco:period=4")).refused is None
+    more = asked.ask(Question(strategy="noloco:period=4", ranks=8))
+    assert "pairs" in more.refused
+
+
+def _averaged(asked: WhatIf, spec: str, *, step: int) -> list[Exchange]:
+    """What averages parameters after a step of a prediction."""
+    program, _ = asked.predict(Question(strategy=spec))
+    return [
+        each
+        for each in program.exchanges
+        if each.step == step and each.op != SIGNAL and each.tensors
+    ]
+
+
 def test_ranks_that_exchange_rarely_may_be_faster_than_their_work_says():
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
     rarely, always = (
@@ -445,6 +485,10 @@ def test_the_job_as_it_is_neither_works_nor_waits_longer():
         ("gpu-2-ranks", Question(faster=(("compute", 2.0),))),
         ("ddp-4-hosts-400mbit", Question(strategy="wfbp")),
         ("ddp-4-hosts-400mbit", Question(strategy="localsgd:period=4")),
+        (
+            "ddp-4-hosts-400mbit",
+            Question(strategy="streaming_diloco:period=4,fragments=2,delay=1"),
+        ),
         ("ddp-4-hosts-400mbit", Question(ranks=6, bandwidth=1e9)),
     ],
 )
@@ -478,6 +522,10 @@ def test_sends_are_not_written_as_a_trace(build_class):
     program, replayed = asked.predict(Question(straggler=(0, 0.1)))
     with pytest.raises(Refused, match="sends and receives"):
         predicted_trace(asked._joined.trace, program, replayed, "x")
+    sample = open_trace(SAMPLES / "ddp-4-hosts-400mbit")
+    program, replayed = WhatIf(join_steps(sample)[1]).predict(Question(strategy="noloco:period=4"))
+    with pytest.raises(Refused, match="sends and receives"):
+        predicted_trace(sample, program, replayed, "x")
 
 
 def test_a_rank_alone(build_class):
