@@ -47,6 +47,7 @@ from ddltrace.experiments.messages.message_plan import (
     MessagePlan,
     plan_in_order,
 )
+from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
@@ -77,7 +78,8 @@ _SLOWER_CODEC: Final = 4.0
 share processors and memory. Assumed, not measured."""
 
 _SLOWER_HERE: Final = 1.75
-"""How many times as long as calibrated a codec may take in a job, beside the backward pass."""
+"""How many times as long as calibrated a codec may take in a job, beside the backward pass; and how
+many times as long as timed here an update."""
 
 _ONE_IN_FLIGHT: Final = 1.2
 """How many times as long as beside others a message takes that is the only one in flight.
@@ -99,6 +101,16 @@ other leave no processor idle.
 
 With 4 ranks on two processors, ``localsgd`` and ``diloco`` took 28 to 34 % less than predicted in
 one experiment (vgg), and 6 to 11 % less in others (digits)."""
+
+_CACHED: Final = 1 << 25
+"""Bytes of other data that replace what caches hold before an update is timed."""
+
+_UPDATES: Final = 5
+_LONG_NS: Final = 1e9
+"""How many updates are timed, and after which time no more."""
+
+_MOST_UPDATED: Final = 1 << 25
+"""Elements of the largest model whose update is timed."""
 
 _SAMPLE: Final = 1 << 20
 """Elements of the tensor with which codecs are timed."""
@@ -182,8 +194,6 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
     rule = strategy.synchronization
     if strategy.parallelism is not None:
         raise Refused("how the model would be divided is not in the trace")
-    if strategy.optimizer_rule is not None:
-        raise Refused("what its update costs is not in the trace")
     if rule is not None and not isinstance(rule, Bsp):
         raise Refused("when its workers would go on is not simulated: experiment run measures it")
     if strategy.transport is not None:
@@ -201,6 +211,8 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
     device = joined.trace.infos(joined.trace.ranks[0])[-1].device
     if strategy.encodes and device != "cpu":
         raise Refused("what encoding costs on this device is not known")
+    if strategy.optimizer_rule is not None and device != "cpu":
+        raise Refused("what its update costs on this device is not known")
 
 
 def _gradients(joined: JoinedSteps, program: Program) -> list[Gradient]:
@@ -357,9 +369,14 @@ class _Exchanged:
             raise Refused(str(error)) from error
         self._exchange = exchange_of(strategy.spec)
         self._calibration = calibration if network.machines and not self._is_ddp else None
+        crowded = _ranks_per_processor(joined)
+        self._update_ns: float | None = None  # of the strategy's own rule
+        if strategy.optimizer_rule is not None:
+            if not times_codecs:
+                raise Refused("what its update costs is not calibrated")
+            self._update_ns = crowded * _rule_ns(strategy.optimizer_rule, gradients)
         codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
         if codec is not None:
-            crowded = _ranks_per_processor(joined)
             self._costs = [self._encoded(each, codec, crowded) for each in self._plan.messages]
         else:
             self._costs = [self._plain(message) for message in self._plan.messages]
@@ -481,8 +498,14 @@ class _Exchanged:
 
     def _more_us(self) -> float:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""
-        if self._is_ddp:
-            return 0.0
+        more = 0.0
+        if self._update_ns is not None:
+            slower = (_SLOWER_HERE - 1) * self._update_ns / 1e3
+            more = slower + len(self._gradients) * _GRADIENT_US
+        return more if self._is_ddp else more + self._more_of_messages_us()
+
+    def _more_of_messages_us(self) -> float:
+        """The part of that for messages which PyTorch does not send."""
         gradients = 0 if self._averages_parameters else len(self._gradients)
         measured = [cost.processor_ns for cost in self._costs if cost.processor_ns is not None]
         if self._calibration is not None and len(measured) == len(self._costs):
@@ -592,7 +615,8 @@ class _Exchanged:
         begin, until = clock.instants(at)
         ends = np.cumsum(kind == STEP_END)
         step = np.append(0, ends[:-1])
-        between = np.diff(np.append(0.0, at)) * self._shares_of_steps()[step]
+        shares = self._shares_of_steps()
+        between = np.diff(np.append(0.0, at)) * shares[step]
         between += self._codec_work(kind, exchange)
         if self._calibration is not None:
             between[(kind == LAUNCH) & np.isin(exchange, self._ready)] += (
@@ -603,6 +627,14 @@ class _Exchanged:
             ended = [number for (_, index), number in signal_of.items() if index == NULL]
             between[(kind == LAUNCH) & np.isin(exchange, ended)] += more
             between[kind == STEP_END] += more
+        if self._update_ns is not None:
+            updates = self._updates_ns(place) * shares[:-1]
+            if isinstance(self._strategy.frequency, Accumulate):  # not in every step
+                changed = [each in self._numbers for each in range(len(updates))]
+            else:
+                changed = [True] * len(updates)
+            more = np.where(changed, self._update_ns - updates, 0.0)
+            between[kind == STEP_END] = np.maximum(between[kind == STEP_END] + more, 0.0)
         return Items(kind, exchange, between, extra, begin, until, step)
 
     def _updates_ns(self, place: int) -> FloatArray:
@@ -804,6 +836,38 @@ def _ranks_per_processor(joined: JoinedSteps) -> float:
     if not uses:
         return 1.0
     return max(max(machines.values()) / max(use.processors for use in uses), 1.0)
+
+
+def _rule_ns(rule: OptimizerRule, gradients: Sequence[Gradient]) -> float:
+    """Processor time of an update by a rule on one core of this machine, ns.
+
+    Every tensor with two dimensions or more counts as that of a hidden layer.
+
+    Raises:
+        Refused: The model is too large.
+    """
+    import torch
+
+    if sum(gradient.elements for gradient in gradients) > _MOST_UPDATED:
+        raise Refused(f"updates of more than {_MOST_UPDATED:,} elements are not timed here")
+    parameters = []
+    for gradient in gradients:
+        parameter = torch.nn.Parameter(torch.randn(gradient.shape))
+        parameter.grad = torch.randn(gradient.shape)
+        parameters.append(parameter)
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    other, times = torch.ones(_CACHED // 4), list[int]()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        while len(times) < _UPDATES and sum(times) < _LONG_NS:
+            other.add_(1.0)  # in a job, the caches hold other data before an update
+            begin = time.process_time_ns()
+            rule.update(optimizer, optimizer.param_groups[0], parameters)
+            times.append(time.process_time_ns() - begin)
+    finally:
+        torch.set_num_threads(threads)
+    return float(np.median(times[1:] or times))
 
 
 @cache

@@ -47,6 +47,7 @@ from ddltrace.analyzer.whatif.questions import (
 )
 from ddltrace.analyzer.whatif.replay import Replay
 from ddltrace.analyzer.whatif_commands import whatif
+from ddltrace.experiments import predicted as strategies
 from ddltrace.tracer.errors import UsageError
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -392,6 +393,27 @@ def test_fragments_are_averaged_in_turn_while_ranks_go_on():
     first, second = (_averaged(asked, in_turn.question.strategy, step=step)[0] for step in (1, 3))
     assert first.link_bytes + second.link_bytes == full.link_bytes
     assert sorted(first.carried + second.carried) == sorted(full.carried)
+
+
+@pytest.mark.parametrize("spec", ["lars", "lamb+fp16", "muon+localsgd:period=4"])
+def test_an_update_by_another_rule_takes_its_own_time(monkeypatch, spec):
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    times = []
+    for update_ns in (0.0, 10e6, 60e6):
+        monkeypatch.setattr(strategies, "_rule_ns", lambda *_, ns=update_ns: ns)
+        times.append(asked.ask(Question(strategy=spec)).step_us)
+    alone = asked.ask(Question(strategy=spec.partition("+")[2] or "ddp")).step_us
+    assert times[0] <= alone < times[2]
+    # An answer is scaled by the error of the model on the recorded steps.
+    assert times[2] - times[1] == pytest.approx(50e3, rel=0.1)
+
+
+def test_updates_of_large_models_are_not_timed(monkeypatch):
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    monkeypatch.setattr(strategies, "_MOST_UPDATED", 1000)
+    assert "1,000 elements" in asked.ask(Question(strategy="muon")).refused
+    monkeypatch.setattr(strategies, "_MOST_UPDATED", 1 << 25)
+    assert asked.ask(Question(strategy="muon")).refused is None
 
 
 def test_outer_steps_in_pairs_send_to_one_other_rank():
