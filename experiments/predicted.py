@@ -374,7 +374,9 @@ class _Exchanged:
         if strategy.optimizer_rule is not None:
             if not times_codecs:
                 raise Refused("what its update costs is not calibrated")
-            self._update_ns = crowded * _rule_ns(strategy.optimizer_rule, gradients)
+            engine_us = len(gradients) * (calibration.gradient_us if calibration else 0.0)
+            rule_ns = _rule_ns(strategy.optimizer_rule, gradients)
+            self._update_ns = crowded * rule_ns + engine_us * 1e3
         codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
         if codec is not None:
             self._costs = [self._encoded(each, codec, crowded) for each in self._plan.messages]
