@@ -193,7 +193,7 @@ def _goals(rows: Sequence[ledger.Pair]) -> list[str]:
             len(near) > 0 and np.median(near) <= 0.02,
         ),
         (
-            "codecs, fewer exchanges, architectures, networks: median error 3%, 90th percentile 8%",
+            "all others: median error 3%, 90th percentile 8%",
             f"{np.median(far):.1%}, {np.quantile(far, 0.9):.1%}" if len(far) else NOT_KNOWN,
             len(far) > 0 and np.median(far) <= 0.03 and np.quantile(far, 0.9) <= 0.08,
         ),
@@ -240,6 +240,7 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         "same network, a codec": [row for row in rows if _kind(row) == "codec"],
         "same network, fewer exchanges": [row for row in rows if _kind(row) == "frequency"],
         "same network, an architecture": [row for row in rows if _kind(row) == "architecture"],
+        "same network, an optimizer's rule": [row for row in rows if _kind(row) == "rule"],
         "another network": [row for row in rows if _kind(row) == "network"],
         "all": list(rows),
     }
@@ -306,6 +307,8 @@ def _kind(pair: ledger.Pair) -> str:
     if _source(pair) != pair.prediction["settings"]["bandwidth"]:
         return "network"
     strategy = parse(spec)
+    if strategy.optimizer_rule is not None:
+        return "rule"
     if strategy.frequency is not None:
         return "frequency"
     if strategy.encodes:
