@@ -161,13 +161,11 @@ def measurement(
         ran on another network.
     """
     median, before = float(np.median(runs_us)), float(np.median(baseline_us))
-    noise = max(
-        float(np.abs(np.array(runs) / np.median(runs) - 1).max()) for runs in (runs_us, baseline_us)
-    )
+    noise = max(_spread(runs_us), _spread(baseline_us))
     change = median / before - 1
     answer = prediction["answer"]
     predicted_change = answer["step_us"] / prediction["baseline_us"] - 1
-    undecided = abs(change) <= noise or "hosts" in answer["question"]
+    undecided = abs(change) <= noise or not _same_network(prediction)
     return {
         "kind": "measurement",
         "prediction": sha256,
@@ -181,6 +179,16 @@ def measurement(
     }
 
 
+def _spread(runs_us: Sequence[float]) -> float:
+    """The largest difference of a run from the median of all, as a share."""
+    return float(np.abs(np.array(runs_us) / np.median(runs_us) - 1).max())
+
+
+def _same_network(prediction: dict[str, Any]) -> bool:
+    """Whether the runs are on the network of the trace: another one is part of the question."""
+    return "hosts" not in prediction["answer"]["question"]
+
+
 def speedup_error(pair: Pair) -> float | None:
     """The error of the predicted ratio of the step to that of the baseline, as a share.
 
@@ -191,7 +199,7 @@ def speedup_error(pair: Pair) -> float | None:
         None if it was not measured, or the baseline of the prediction ran on another network.
     """
     prediction, measured = pair.prediction, pair.measurement
-    if measured is None or "hosts" in prediction["answer"]["question"]:
+    if measured is None or not _same_network(prediction):
         return None
     predicted = prediction["answer"]["step_us"] / prediction["baseline_us"]
     ratio = measured["measured_us"] / np.median(measured["baseline_runs_us"])
@@ -244,11 +252,11 @@ def _drifts(found: Sequence[Pair]) -> list[str]:
     lines = {}
     for pair in found:
         prediction, measured = pair.prediction, pair.measurement
-        if measured is None or "hosts" in prediction["answer"]["question"]:
+        if measured is None or not _same_network(prediction):
             continue
-        runs, then = np.array(measured["baseline_runs_us"]), prediction["baseline_us"]
+        runs, then = measured["baseline_runs_us"], prediction["baseline_us"]
         now = float(np.median(runs))
-        if len(runs) > 1 and abs(then / now - 1) > np.abs(runs / now - 1).max():
+        if len(runs) > 1 and abs(then / now - 1) > _spread(runs):
             lines[prediction["trace"]] = (
                 f"Without changes, a step took {then / 1e3:.1f} ms in {prediction['trace']} and "
                 f"{now / 1e3:.1f} ms in the rounds: errors include this difference"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -369,14 +370,14 @@ class _Exchanged:
             raise Refused(str(error)) from error
         self._exchange = exchange_of(strategy.spec)
         self._calibration = calibration if network.machines and not self._is_ddp else None
-        crowded = _ranks_per_processor(joined)
+        rule = strategy.optimizer_rule
+        crowded = _ranks_per_processor(joined) if strategy.encodes or rule is not None else 1.0
         self._update_ns: float | None = None  # of the strategy's own rule
-        if strategy.optimizer_rule is not None:
+        if rule is not None:
             if not times_codecs:
                 raise Refused("what its update costs is not calibrated")
             engine_us = len(gradients) * (calibration.gradient_us if calibration else 0.0)
-            rule_ns = _rule_ns(strategy.optimizer_rule, gradients)
-            self._update_ns = crowded * rule_ns + engine_us * 1e3
+            self._update_ns = crowded * _rule_ns(rule, gradients) + engine_us * 1e3
         codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
         if codec is not None:
             self._costs = [self._encoded(each, codec, crowded) for each in self._plan.messages]
@@ -391,6 +392,7 @@ class _Exchanged:
         self._signals: dict[int, tuple[int, int]] = {}
         self._numbers: dict[int, list[int]] = {}
         self._due: dict[int, list[int]] = {}  # step -> messages that average parameters
+        self._beside: set[int] = set()  # steps whose own work goes on beside messages
         self._cost_of: dict[int, _Cost] = {}  # of each message
         self._ready: list[int] = []
 
@@ -409,6 +411,7 @@ class _Exchanged:
                 signal_of[step, index] = len(self._exchanges)
                 self._signals[len(self._exchanges)] = (step, index)
                 self._exchanges.append(_exchange(SIGNAL, ranks, step))
+            self._beside.add(step)
             messages = range(len(self._plan.messages))
             self._numbers[step] = [self._add(place, ranks, step) for place in messages]
         self._ready = [number for (_, index), number in signal_of.items() if index != NULL]
@@ -455,6 +458,7 @@ class _Exchanged:
             for place in fragment
         ]
         self._numbers[step] = numbers
+        self._beside.update(range(step + 1, step + delay + 1) if numbers else ())
         self._due.setdefault(step + delay, []).extend(numbers)
 
     def _add(self, place: int, ranks: IntArray, step: int) -> int:
@@ -520,16 +524,7 @@ class _Exchanged:
     def _shares_of_steps(self) -> FloatArray:
         """The share of its recorded time that a rank's own work takes in each step."""
         steps = range(len(self._program.steps) + 1)
-        if self._averages_parameters:
-            in_flight = {
-                later
-                for due, numbers in self._due.items()
-                for number in numbers
-                for later in range(self._exchanges[number].step + 1, due + 1)
-            }
-        else:
-            in_flight = set(self._numbers)
-        return np.where([step in in_flight for step in steps], 1.0, self._quiet)
+        return np.where([step in self._beside for step in steps], 1.0, self._quiet)
 
     def _less_us(self, work: list[FloatArray]) -> float:
         """What a step may take less where not every step exchanges: see `_ALONE`."""
@@ -840,6 +835,19 @@ def _ranks_per_processor(joined: JoinedSteps) -> float:
     return max(max(machines.values()) / max(use.processors for use in uses), 1.0)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch computes on one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _rule_ns(rule: OptimizerRule, gradients: Sequence[Gradient]) -> float:
     """Processor time of an update by a rule on one core of this machine, ns.
 
@@ -859,16 +867,12 @@ def _rule_ns(rule: OptimizerRule, gradients: Sequence[Gradient]) -> float:
         parameters.append(parameter)
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     other, times = torch.ones(_CACHED // 4), list[int]()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with _one_thread():
         while len(times) < _UPDATES and sum(times) < _LONG_NS:
             other.add_(1.0)  # in a job, the caches hold other data before an update
             begin = time.process_time_ns()
             rule.update(optimizer, optimizer.param_groups[0], parameters)
             times.append(time.process_time_ns() - begin)
-    finally:
-        torch.set_num_threads(threads)
     return float(np.median(times[1:] or times))
 
 
@@ -877,21 +881,18 @@ def _codec_ns_per_element(description: CodecDescription) -> tuple[float, float]:
     """Time to encode and to decode an element on one core of this machine, ns."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        codec = description.codec(0)
-        tensor = torch.randn(_SAMPLE // 1024, 1024, generator=torch.Generator().manual_seed(0))
-        times = []
-        for _ in range(4):
-            begin = time.perf_counter_ns()
-            payload = codec.encode(tensor, key=0)
-            middle = time.perf_counter_ns()
-            codec.decode(payload)
-            times.append((middle - begin, time.perf_counter_ns() - middle))
+        with _one_thread():
+            codec = description.codec(0)
+            tensor = torch.randn(_SAMPLE // 1024, 1024, generator=torch.Generator().manual_seed(0))
+            times = []
+            for _ in range(4):
+                begin = time.perf_counter_ns()
+                payload = codec.encode(tensor, key=0)
+                middle = time.perf_counter_ns()
+                codec.decode(payload)
+                times.append((middle - begin, time.perf_counter_ns() - middle))
     except UsageError as error:
         raise Refused(f"its codec could not be timed: {error}") from error
-    finally:
-        torch.set_num_threads(threads)
     encode, decode = np.median(times[1:], axis=0) / _SAMPLE
     return float(encode), float(decode)
