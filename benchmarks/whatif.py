@@ -23,7 +23,6 @@ import numpy as np
 from experiment_runs import verify
 from page_section import findings
 
-from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments import ledger
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
@@ -174,10 +173,14 @@ def _goals(rows: Sequence[ledger.Pair]) -> list[str]:
     """The goals beside what was measured."""
     replays = {pair.prediction["trace"]: abs(pair.prediction["self_replay_error"]) for pair in rows}
     replay = np.median(list(replays.values()))
-    near = _errors([_measured(row) for row in rows if _kind(row) in ("bucket", "schedule")])
-    far = _errors([_measured(row) for row in rows if _kind(row) not in ("bucket", "schedule")])
-    found = [_measured(row) for row in rows]
-    signs = [each["sign_right"] for each in found if each["sign_right"] is not None]
+    near, far = list[dict[str, Any]](), list[dict[str, Any]]()
+    for row in rows:
+        (near if _kind(row) in ("bucket", "schedule") else far).append(_measured(row))
+    found = [*near, *far]
+    signs = [bool(each["sign_right"]) for each in found if each["sign_right"] is not None]
+    right = np.mean(signs) if signs else np.nan
+    near_middle, _ = _quantiles(near)
+    far_middle, far_most = _quantiles(far)
     covered = [each["covered"] for each in found]
     low, high = _wilson(sum(map(bool, covered)), len(covered))
     goals = [
@@ -189,18 +192,18 @@ def _goals(rows: Sequence[ledger.Pair]) -> list[str]:
         ),
         (
             "DDP's buckets and other schedules: median error 2%",
-            f"{np.median(near):.1%}" if len(near) else NOT_KNOWN,
-            len(near) > 0 and np.median(near) <= 0.02,
+            _share(near_middle),
+            near_middle <= 0.02,
         ),
         (
             "all others: median error 3%, 90th percentile 8%",
-            f"{np.median(far):.1%}, {np.quantile(far, 0.9):.1%}" if len(far) else NOT_KNOWN,
-            len(far) > 0 and np.median(far) <= 0.03 and np.quantile(far, 0.9) <= 0.08,
+            f"{_share(far_middle)}, {_share(far_most)}",
+            far_middle <= 0.03 and far_most <= 0.08,
         ),
         (
             "sign right in 98% of the rows whose effect is larger than the noise",
-            f"{sum(map(bool, signs)) / len(signs):.0%}" if signs else NOT_KNOWN,
-            bool(signs) and sum(map(bool, signs)) / len(signs) >= 0.98,
+            _share(right),
+            right >= 0.98,
         ),
         (
             "90% of the times in their intervals, by the 95% interval of this share",
@@ -224,8 +227,18 @@ def _wilson(successes: int, trials: int) -> tuple[float, float]:
     return (middle - half) / below, (middle + half) / below
 
 
-def _errors(found: Sequence[dict[str, Any]]) -> FloatArray:
-    return np.abs([each["error"] for each in found])
+def _quantiles(found: Sequence[dict[str, Any]], key: str = "error") -> tuple[float, float]:
+    """Median and 90th percentile of absolute errors where they are known; NaN if none is."""
+    errors = np.abs([each[key] for each in found if each[key] is not None])
+    return (
+        (float(np.median(errors)), float(np.quantile(errors, 0.9)))
+        if len(errors)
+        else (math.nan, math.nan)
+    )
+
+
+def _share(value: float) -> str:
+    return NOT_KNOWN if math.isnan(value) else f"{value:.1%}"
 
 
 def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
@@ -283,22 +296,13 @@ def _measured(pair: ledger.Pair) -> dict[str, Any]:
 
 
 def _numbers(found: Sequence[dict[str, Any]]) -> str:
-    errors = _errors(found)
     signs = [each["sign_right"] for each in found if each["sign_right"] is not None]
     covered = [each["covered"] for each in found if "covered" in each]
     sign = f"{sum(map(bool, signs))} of {len(signs)}" if signs else ""
     inside = f"{sum(map(bool, covered))} of {len(covered)}" if covered else ""
-    ratios = [each["speedup_error"] for each in found if each["speedup_error"] is not None]
+    errors = (*_quantiles(found), *_quantiles(found, "speedup_error"))
     noise = np.median([each["noise"] for each in found])
-    cells = [f"{len(found)}", *_middle_and_most(errors), *_middle_and_most(np.abs(ratios))]
-    return " | ".join([*cells, f"{noise:.1%}", sign, inside])
-
-
-def _middle_and_most(errors: FloatArray) -> tuple[str, str]:
-    """Median and 90th percentile."""
-    if not len(errors):
-        return "", ""
-    return f"{np.median(errors):.1%}", f"{np.quantile(errors, 0.9):.1%}"
+    return " | ".join([f"{len(found)}", *map(_share, errors), f"{noise:.1%}", sign, inside])
 
 
 def _kind(pair: ledger.Pair) -> str:
