@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -52,8 +53,8 @@ class Difference:
         before: Mean over the runs of the first side; None if a trace does not contain it.
         after: Mean over those of the second.
         change: after - before.
-        low: Lower end of the interval of `change`; None with too few steps.
-        high: Upper end.
+        low: Lower end of the interval of `change`, at least -before; None with too few steps.
+        high: Upper end; of a share at most 1 - before.
         verdict: ``less`` or ``more`` if zero lies outside the interval; ``same`` if it lies inside
             and the interval excludes a difference of 10 % of the step; else ``unknown``. One run a
             side is never ``same``.
@@ -152,12 +153,12 @@ def what_decides(step: Difference, before: Runs, after: Runs) -> str | None:
         noise = noise_between([*before, *after], several=False)
         return (
             f"runs of the same job on {noise.article} machine differ by up to "
-            f"{share_text(noise.step)}: trace each job at least three times, in turns, and give "
+            f"{share_text(noise.step)}. Trace each job at least three times, in turns, and give "
             "all runs: ddltrace compare A1 A2 A3 --with B1 B2 B3"
         )
     if step.change is None:
         return "a run has no completed steps"
-    return "the runs of a side differ too much among themselves: trace more runs, in turns"
+    return "the runs of a side differ too much among themselves. Trace more runs, in turns"
 
 
 def compare_work(
@@ -210,19 +211,22 @@ def render_comparison(comparison: Comparison, width: int = 100, *, colors: bool 
         f"{_names(comparison.before_runs)} -> {_names(comparison.after_runs)}: "
         f"{_sentence(comparison)}"
     )
-    header = ["", "before", "after", "change", f"{comparison.level:.0%} interval", ""]
+    # What runs are known to differ by says nothing about a small part of the step.
+    several = max(len(comparison.before_runs), len(comparison.after_runs)) > 1
+    interval = [f"{comparison.level:.0%} interval"] if several else []
+    header = ["", "before", "after", "change", *interval, ""]
     times = [comparison.step_us, comparison.rank_step_us, *comparison.critical_path]
     sections: list[Section] = [
         [Paragraph(comparison.work.sentence), Paragraph(head)],
         changes_section("Kernels and copies", comparison.kernels),
         changes_section("Operators and runtime calls", comparison.operators),
         [
-            "A step, and on its critical path (mean over steady steps)",
-            TextTable(header, [_cells(row, time_text) for row in times if _some(row)]),
+            "A step, and on its critical path (mean over steady steps; ?: perhaps noise)",
+            TextTable(header, [_cells(row, time_text, several) for row in times if _some(row)]),
         ],
         [
             "On a rank (mean): overlap ratio, and shares of a step",
-            TextTable(header, [_cells(row, share_text) for row in comparison.shares]),
+            TextTable(header, [_cells(row, share_text, several) for row in comparison.shares]),
         ],
     ]
     for title, rows in (
@@ -231,7 +235,7 @@ def render_comparison(comparison: Comparison, width: int = 100, *, colors: bool 
     ):
         shown = sorted(rows, key=lambda row: -abs(row.change or 0.0))[:_MAX_ROWS]
         if shown:
-            cells = [_cells(row, time_text) for row in shown]
+            cells = [_cells(row, time_text, several) for row in shown]
             sections.append([f"{title} (largest changes)", TextTable(header, cells)])
     return layout(sections, width, colors=colors)
 
@@ -267,15 +271,16 @@ def _names(runs: Sequence[str]) -> str:
     return ", ".join(map(printable, runs))
 
 
-def _cells(row: Difference, text: Callable[[float | None], str]) -> list[str]:
-    interval = NOT_KNOWN
-    if row.low is not None and row.high is not None:
-        interval = f"{text(row.low)} .. {text(row.high)}"
+def _cells(row: Difference, text: Callable[[float | None], str], has_interval: bool) -> list[str]:
+    interval = []
+    if has_interval:
+        known = row.low is not None and row.high is not None
+        interval = [f"{text(row.low)} .. {text(row.high)}" if known else NOT_KNOWN]
     change = text(row.change)
     if row.change is not None and row.change > 0:
         change = f"+{change}"
     verdict = {"same": "noise", "unknown": "?"}.get(row.verdict, row.verdict)
-    return [row.name, text(row.before), text(row.after), change, interval, verdict]
+    return [row.name, text(row.before), text(row.after), change, *interval, verdict]
 
 
 def _some(row: Difference) -> bool:
@@ -320,6 +325,7 @@ class _Sides:
                 *(self._values(side, value) for side in self._sides),
                 noise=self.noise.share,
                 same=_SAME,
+                most=1.0,
             )
             for name, value in values.items()
         )
@@ -392,6 +398,7 @@ def _difference(
     *,
     noise: float,
     same: float,
+    most: float = math.inf,
 ) -> Difference:
     """Compares a number of both sides.
 
@@ -401,6 +408,7 @@ def _difference(
         after: The same of the second side.
         noise: What equal runs differ by.
         same: A difference that has to be ruled out for them to be the same.
+        most: What the number can be at most; at least, it is 0.
     """
     means = [float(np.mean([run.mean for run in side])) if side else None
              for side in (before, after)]  # fmt: skip
@@ -409,7 +417,7 @@ def _difference(
     interval = difference_interval(before, after, noise)
     verdict, low, high = "unknown", None, None
     if interval is not None:
-        low, high = interval
+        low, high = max(interval[0], -means[0]), min(interval[1], most - means[0])
         several = max(len(before), len(after)) > 1
         if high < 0:
             verdict = "less"

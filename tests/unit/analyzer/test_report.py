@@ -210,6 +210,18 @@ def test_a_change_is_told_from_noise(build):
     assert value["tensors"]
     assert {row["verdict"] for row in value["tensors"]} == {"same"}
     assert all(row["low"] <= row["change"] <= row["high"] for row in value["tensors"])
+    assert "95% interval" in _run(compare, *same, "--with", *slower).stdout
+
+
+def test_intervals_hold_possible_values_only(build):
+    """Equal runs differ by far more than the small parts of a step take."""
+    first, second = (_training(build(1, name)).write() for name in "ab")
+    value = json.loads(_run(compare, first, second, "--json").stdout)
+    rows = [value["step_us"], *value["critical_path"], *value["tensors"], *value["shares"]]
+    known = [row for row in rows if row["low"] is not None]
+    assert any(row["low"] == -row["before"] for row in known)
+    assert all(row["before"] + row["low"] >= -1e-9 for row in known)
+    assert all(row["before"] + row["high"] <= 1 + 1e-9 for row in value["shares"])
 
 
 def test_one_run_a_side_decides_only_beyond_the_noise_of_a_busy_machine(build):
@@ -221,7 +233,8 @@ def test_one_run_a_side_decides_only_beyond_the_noise_of_a_busy_machine(build):
     assert value["noise"]["condition"] == "busy"
     assert {row["verdict"] for row in value["critical_path"]} == {"unknown"}
     text = _run(compare, first, first).stdout
-    assert "trace each job at least three times" in " ".join(text.split())
+    assert "Trace each job at least three times" in " ".join(text.split())
+    assert "95% interval" not in text
 
 
 def test_few_steps_say_that_they_are_few(build):

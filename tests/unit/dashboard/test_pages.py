@@ -261,7 +261,7 @@ def test_a_trace_compared_with_itself_does_not_differ(trace_path):
     ("steps", "step_ms", "says"),
     [
         (8, 120, "It is not known whether B's step is shorter or longer than A's."),
-        (8, 120, "trace each job at least three times"),
+        (8, 120, "Trace each job at least three times"),
         (8, 600, "B's mean step is 500 ms (500.0 %) longer."),
         (4, 120, "Too few steady steps to compare step times: each trace needs 5."),
     ],
