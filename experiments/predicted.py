@@ -38,10 +38,7 @@ from ddltrace.experiments.architectures.base import Architecture
 from ddltrace.experiments.architectures.transfers import Round
 from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import compose
-from ddltrace.experiments.frequency.accumulate import Accumulate
-from ddltrace.experiments.frequency.diloco import DiLoCo, StreamingDiLoCo
-from ddltrace.experiments.frequency.local_sgd import LocalSgd, PostLocalSgd
-from ddltrace.experiments.frequency.noloco import NoLoCo
+from ddltrace.experiments.frequency.frequency import Frequency
 from ddltrace.experiments.messages.message_plan import (
     Gradient,
     Message,
@@ -121,9 +118,6 @@ PLAIN: Final = BASELINE
 
 _AXES: Final = ("order", "volume", "architecture", "frequency")
 
-_SIMULATED: Final = (Accumulate, LocalSgd, PostLocalSgd, DiLoCo, StreamingDiLoCo, NoLoCo)
-"""Frequencies whose exchanges are simulated."""
-
 
 def apply(
     joined: JoinedSteps,
@@ -199,7 +193,7 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
         raise Refused("when its workers would go on is not simulated: experiment run measures it")
     if strategy.transport is not None:
         raise Refused("what another library costs is not in the trace")
-    if strategy.frequency is not None and not isinstance(strategy.frequency, _SIMULATED):
+    if strategy.exchanges == "momentum":
         raise Refused("what it averages is not simulated: experiment run measures it")
     if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
         raise Refused("compositions of architectures are not simulated")
@@ -357,12 +351,13 @@ class _Exchanged:
             per_mib = bytes_on_link("all_reduce", ranks, 1 << 20) * network.ns_per_byte / 1e3
             schedule = schedule.with_values([rounds * network.overhead_ns / 1e3, per_mib])
         self._schedule = schedule
-        self._averages_parameters = strategy.exchanges == "parameters"
-        if isinstance(strategy.frequency, NoLoCo) and ranks != len(program.ranks):
+        # Of what averages parameters; None for what exchanges gradients.
+        self._averages = strategy.frequency if strategy.exchanges == "parameters" else None
+        if self._is_swapped and ranks != len(program.ranks):
             raise Refused("which ranks form pairs is simulated for those of the trace only")
         try:
-            if self._averages_parameters:
-                self._plan, self._fragments = self._plan_of_parameters()
+            if self._averages is not None:
+                self._plan, self._fragments = self._plan_of_parameters(self._averages)
             else:
                 self._plan = schedule.plan(gradients)
                 self._fragments = [range(len(self._plan.messages))]
@@ -402,8 +397,8 @@ class _Exchanged:
         cycle = self._strategy.cycle_steps
         signal_of: dict[tuple[int, int], int] = {}
         for step in range(len(program.steps)):
-            if self._averages_parameters:
-                self._average_after(step)
+            if self._averages is not None:
+                self._average_after(step, self._averages)
                 continue
             if (step + 1) % cycle:
                 continue
@@ -420,18 +415,20 @@ class _Exchanged:
             program,
             items=made,
             exchanges=self._exchanges,
-            controller=None if self._averages_parameters else self._dispatched,
+            controller=None if self._averages is not None else self._dispatched,
         )
         work = [items.work for items in made]
         return Edit(edited, work, cycle, self._more_us(), self._less_us(work))
 
-    def _plan_of_parameters(self) -> tuple[MessagePlan, list[range]]:
+    @property
+    def _is_swapped(self) -> bool:
+        """Whether pairs of ranks send to each other instead of an all_reduce."""
+        return self._averages is not None and self._averages.swapped > 0
+
+    def _plan_of_parameters(self, frequency: Frequency) -> tuple[MessagePlan, list[range]]:
         """The messages that average parameters, and those of each fragment of the model."""
-        frequency = self._strategy.frequency
         parameters = sorted(self._gradients, key=lambda each: each.index)
-        parts: Sequence[Sequence[int]] = [range(len(parameters))]
-        if isinstance(frequency, StreamingDiLoCo):
-            parts = frequency.split([each.elements for each in parameters])
+        parts = frequency.split([each.elements for each in parameters])
         plans = [plan_in_order([parameters[place] for place in part]) for part in parts]
         contents = [message.slices for plan in plans for message in plan.messages]
         ends = np.cumsum([len(plan.messages) for plan in plans]).tolist()
@@ -440,31 +437,20 @@ class _Exchanged:
         ]
         return MessagePlan(parameters, contents), fragments
 
-    def _average_after(self, step: int) -> None:
+    def _average_after(self, step: int, frequency: Frequency) -> None:
         """Adds the messages that average parameters and start after a step."""
-        frequency, delay, fragments = self._strategy.frequency, 0, self._fragments
-        groups = [list(range(len(self._program.ranks)))]
-        if isinstance(frequency, StreamingDiLoCo):
-            delay = frequency.delay
-            fragments = [self._fragments[each] for each in frequency.starts_after(step)]
-        elif (step + 1) % self._strategy.cycle_steps:
-            return
-        elif isinstance(frequency, NoLoCo):
-            groups = frequency.pairs(step // frequency.period, self._ranks)
-        numbers = [
-            self._add(place, np.array(group), step)
-            for group in groups
-            for fragment in fragments
-            for place in fragment
-        ]
-        self._numbers[step] = numbers
-        self._beside.update(range(step + 1, step + delay + 1) if numbers else ())
-        self._due.setdefault(step + delay, []).extend(numbers)
+        for average in frequency.averages_after(step, len(self._program.ranks)):
+            ranks, due = np.array(average.ranks), step + average.delay
+            numbers = [self._add(place, ranks, step) for place in self._fragments[average.fragment]]
+            self._numbers.setdefault(step, []).extend(numbers)
+            self._due.setdefault(due, []).extend(numbers)
+            if numbers:
+                self._beside.update(range(step + 1, due + 1))
 
     def _add(self, place: int, ranks: IntArray, step: int) -> int:
         """Adds the exchange of a message of the plan; returns its number."""
         number, message, cost = len(self._exchanges), self._plan.messages[place], self._costs[place]
-        together = not isinstance(self._strategy.frequency, NoLoCo)
+        together = not self._is_swapped
         self._exchanges.append(
             replace(
                 _exchange("all_reduce" if together else "send", ranks, step),
@@ -512,7 +498,7 @@ class _Exchanged:
 
     def _more_of_messages_us(self) -> float:
         """The part of that for messages which PyTorch does not send."""
-        gradients = 0 if self._averages_parameters else len(self._gradients)
+        gradients = 0 if self._averages is not None else len(self._gradients)
         measured = [cost.processor_ns for cost in self._costs if cost.processor_ns is not None]
         if self._calibration is not None and len(measured) == len(self._costs):
             slower = (_SLOWER_HERE - 1) * sum(measured) / 1e3 if self._strategy.encodes else 0.0
@@ -568,8 +554,8 @@ class _Exchanged:
     def _plain(self, message: Message) -> _Cost:
         """What a message costs as it is."""
         ranks, architecture = self._ranks, self._strategy.architecture
-        if isinstance(self._strategy.frequency, NoLoCo):  # weights and distance, to one rank
-            return _Cost(2.0 * message.bytes, 1)
+        if self._averages is not None and self._averages.swapped:
+            return _Cost(float(self._averages.swapped * message.bytes), 1)
         measured = self._measured_ns(message)
         if isinstance(architecture, Architecture):
             size = message.bytes / max(message.elements, 1)
@@ -626,10 +612,9 @@ class _Exchanged:
             between[kind == STEP_END] += more
         if self._update_ns is not None:
             updates = self._updates_ns(place) * shares[:-1]
-            if isinstance(self._strategy.frequency, Accumulate):  # not in every step
-                changed = [each in self._numbers for each in range(len(updates))]
-            else:
-                changed = [True] * len(updates)
+            # What accumulates gradients updates in some steps only.
+            steps = range(len(updates))
+            changed = [self._averages is not None or step in self._numbers for step in steps]
             more = np.where(changed, self._update_ns - updates, 0.0)
             between[kind == STEP_END] = np.maximum(between[kind == STEP_END] + more, 0.0)
         return Items(kind, exchange, between, extra, begin, until, step)
@@ -693,7 +678,7 @@ class _Exchanged:
         bounds = np.searchsorted(scan.step, program.steps)
         starts, ends = scan.step_start[bounds], scan.step_end[bounds]
         for step, number in enumerate(program.steps.tolist()):
-            if self._averages_parameters:  # after the update
+            if self._averages is not None:  # after the update
                 for kind, numbers in ((LAUNCH, self._numbers), (WAIT, self._due)):
                     for each in numbers.get(step, ()):
                         if place in self._exchanges[each].places:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddltrace.experiments.frequency.frequency import (
+    ParameterAverage,
     Periodic,
     StepContext,
     StepPolicy,
@@ -121,15 +122,13 @@ class StreamingDiLoCo(Periodic):
             if (fragment + 1) * self.period // self.fragments % self.period == place
         ]
 
+    def averages_after(self, step: int, ranks: int) -> list[ParameterAverage]:
+        """Those of the fragments whose exchange starts after a step."""
+        everyone = list(range(ranks))
+        return [ParameterAverage(each, everyone, self.delay) for each in self.starts_after(step)]
+
     def split(self, sizes: Sequence[int]) -> list[list[int]]:
-        """The parameters of each fragment: consecutive ones, of about equal size.
-
-        Args:
-            sizes: Elements of each parameter.
-
-        Returns:
-            Indices of the parameters of each fragment; a fragment may be empty.
-        """
+        """The parameters of each fragment: consecutive ones, of about equal size."""
         parts: list[list[int]] = [[] for _ in range(self.fragments)]
         total = max(1, sum(sizes))
         before = 0

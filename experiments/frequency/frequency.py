@@ -234,14 +234,32 @@ class OwnUpdates(StepPolicy):
         ]
 
 
+@dataclass(frozen=True)
+class ParameterAverage:
+    """An average of parameters.
+
+    Attributes:
+        fragment: The part of the model, of those that `Frequency.split` returns.
+        ranks: The ranks that average, ascending.
+        delay: Updates that run before the average is applied.
+    """
+
+    fragment: int
+    ranks: list[int]
+    delay: int = 0
+
+
 class Frequency(ABC):
     """A description of when ranks exchange, and what.
 
     Attributes:
         exchanges: What the ranks exchange.
+        swapped: How many vectors of a fragment's size two ranks send to each other for an average
+            of parameters; 0 if it is an all_reduce.
     """
 
     exchanges: ClassVar[Exchanged]
+    swapped: ClassVar[int] = 0
 
     @abstractmethod
     def policy(self, context: StepContext) -> StepPolicy:
@@ -256,6 +274,28 @@ class Frequency(ABC):
     def opening_steps(self) -> int:
         """Steps at the start in which it does something else than from then on."""
         return 0
+
+    def split(self, sizes: Sequence[int]) -> list[list[int]]:
+        """The parameters of each fragment that is averaged by itself: by default, one of all.
+
+        Args:
+            sizes: Elements of each parameter.
+
+        Returns:
+            Indices of the parameters of each fragment; a fragment may be empty.
+        """
+        return [list(range(len(sizes)))]
+
+    def averages_after(self, step: int, ranks: int) -> list[ParameterAverage]:
+        """The averages of parameters that start after a step: by default one at a cycle's end.
+
+        Args:
+            step: Number of the update, from 0, without the opening steps.
+            ranks: Number of ranks.
+        """
+        if (step + 1) % self.cycle_steps:
+            return []
+        return [ParameterAverage(0, list(range(ranks)))]
 
 
 @dataclass(frozen=True)

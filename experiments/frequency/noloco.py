@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddltrace.experiments.frequency.diloco import check_outer
 from ddltrace.experiments.frequency.frequency import (
+    ParameterAverage,
     ParametersApart,
     Periodic,
     StepContext,
@@ -48,6 +49,7 @@ class NoLoCo(Periodic):
             authors' code.
     """
 
+    swapped: ClassVar[int] = 2  # weights and distance
     period: int = 50
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
@@ -61,6 +63,12 @@ class NoLoCo(Periodic):
     def policy(self, context: StepContext) -> StepPolicy:
         """Outer steps in pairs."""
         return PairStepPolicy(context, self)
+
+    def averages_after(self, step: int, ranks: int) -> list[ParameterAverage]:
+        """One of each pair."""
+        if not self.exchanges_after(step):
+            return []
+        return [ParameterAverage(0, pair) for pair in self.pairs(step // self.period, ranks)]
 
     def pairs(self, outer_step: int, ranks: int) -> list[list[int]]:
         """The pairs of ranks that take an outer step together, each ascending.
