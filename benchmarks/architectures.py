@@ -5,10 +5,11 @@
 
 Four workers and two servers, each on a host of its own: flat networks of three rates, and two racks
 of workers behind uplinks that carry a quarter of what the rack's hosts can send (4:1). Each plan is
-executed by plain sends and receives on Gloo. Servers of `ps:servers=S` are hosts without a worker;
-`ps:sharded=true` is also measured with keys that are placed so that one server has 2 or 4 times the
-mean load. Writes its section of docs/experiments.md. A network that is already in the directory is
-not measured again. Needs root, iproute2 and an otherwise idle machine.
+executed by plain sends and receives on Gloo; a round runs all plans of a size in turn. Servers of
+`ps:servers=S` are hosts without a worker; `ps:sharded=true` is also measured with keys that are
+placed so that one server has 2 or 4 times the mean load. Writes its section of docs/experiments.md.
+What was measured stays in benchmarks/results/; a network that has a file there is not measured
+again. Needs root, iproute2 and an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from measured_files import measured
-from page_section import PAGE, write_image, write_section
+from measured_files import measured, over_rounds
+from page_section import PAGE, RESULTS, write_image, write_section
 from svg_plots import Bar, bars
 
 from ddltrace.experiments.architectures.hierarchical import LEVELS, Hierarchical, hosts_of
@@ -61,7 +62,7 @@ class Network:
     @property
     def name(self) -> str:
         """Name of its file."""
-        return "-".join(self.options.values())
+        return "-".join(["architectures", *self.options.values()])
 
     @property
     def topology(self) -> Topology:
@@ -263,17 +264,17 @@ def _run_rank(options: argparse.Namespace) -> None:
         elements = size // _ELEMENT_BYTES
         runs = {"gloo's own": by_library(elements), "auto": all_reduce(chosen(elements), elements)}
         runs |= {case.name: all_reduce(case.plan, elements) for case in cases()}
-        for name, run in runs.items():
-            times = []
-            for number in range(_WARMUP + options.rounds):
-                dist.barrier()
-                begin = time.perf_counter()
-                run()
-                taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-                dist.all_reduce(taken, dist.ReduceOp.MAX)
-                if number >= _WARMUP:
-                    times.append(float(taken) * 1e6)
-            rows.append({"name": name, "bytes": size, "us": statistics.median(times)})
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _, (name, run) in itertools.product(range(_WARMUP + options.rounds), runs.items()):
+            dist.barrier()
+            begin = time.perf_counter()
+            run()
+            taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+            dist.all_reduce(taken, dist.ReduceOp.MAX)
+            times[name].append(float(taken) * 1e6)
+        rows += [
+            {"name": name, "bytes": size, "us": each[_WARMUP:]} for name, each in times.items()
+        ]
     if rank == 0:
         about = {"torch": torch.__version__, "rounds": options.rounds, "cpus": os.cpu_count()}
         about |= {"date": datetime.date.today().isoformat(), "auto": description[0], "rows": rows}
@@ -288,7 +289,8 @@ def _section(found: Sequence[tuple[Network, dict[str, Any]]], page: Path) -> str
         "## Architecture, bandwidth and size",
         f"`benchmarks/architectures.py` on {first['date']} with torch {first['torch']}, "
         f"{first['cpus']} cores: one all-reduce of {WORKERS} workers, each on an emulated host; "
-        f"median of {first['rounds']} rounds, each as long as its slowest worker. Servers of "
+        f"median of {first['rounds']} rounds with the shortest and the longest one; a round runs "
+        "all plans in turn, each as long as its slowest worker. Servers of "
         "`ps:servers=S` are further hosts. *Skew*: load of the fullest server over the mean. "
         "*Model*: the time of the busiest link in each round, by bandwidth alone, without latency, "
         "processor time, and the bursts that the emulated links let pass at once. *Formula*: the "
@@ -313,7 +315,7 @@ def _section(found: Sequence[tuple[Network, dict[str, Any]]], page: Path) -> str
         for name in dict.fromkeys(row["name"] for row in results["rows"]):
             cells = []
             for size in sizes:
-                text = f"{us[name, size] / 1e3:.1f}"
+                text = over_rounds([each / 1e3 for each in us[name, size]], 1)
                 if name in by_name:
                     model = modelled_us(by_name[name].plan(size // _ELEMENT_BYTES), network)
                     text += f" ({model / 1e3:.1f})"
@@ -325,13 +327,20 @@ def _section(found: Sequence[tuple[Network, dict[str, Any]]], page: Path) -> str
     return "\n\n".join(parts)
 
 
-def _conclusions(us: dict[tuple[str, int], float], sizes: Sequence[int]) -> list[str]:
+def _ratio(own: Sequence[float], ring: Sequence[float]) -> float:
+    """Time over the ring's in the same round: the median over rounds."""
+    return statistics.median(a / b for a, b in zip(own, ring, strict=True))
+
+
+def _conclusions(us: dict[tuple[str, int], list[float]], sizes: Sequence[int]) -> list[str]:
     """Who is faster than the ring, computed from the measurements."""
     lines = []
     for size in sizes:
         ring = us["ring", size]
         ratios = {
-            name: us[name, size] / ring for name, each in us if each == size and name != "ring"
+            name: _ratio(us[name, size], ring)
+            for name, each in us
+            if each == size and name != "ring"
         }
         servers = ", ".join(
             f"`{name}` {ratio:.2f}" for name, ratio in ratios.items() if name.startswith("ps")
@@ -339,7 +348,9 @@ def _conclusions(us: dict[tuple[str, int], float], sizes: Sequence[int]) -> list
         levels = ", ".join(
             f"`{name}` {ratio:.2f}" for name, ratio in ratios.items() if "hierarchical" in name
         )
-        lines.append(f"- {_size(size)}, time over the ring's: {servers}; {levels}.")
+        lines.append(
+            f"- {_size(size)}, time over the ring's in the same round, median: {servers}; {levels}."
+        )
     return lines
 
 
@@ -347,7 +358,7 @@ def _plot(found: Sequence[tuple[Network, dict[str, Any]]], size: int) -> str:
     series = {}
     for network, results in found:
         us = {row["name"]: row["us"] for row in results["rows"] if row["bytes"] == size}
-        series[network.title] = {name: Bar(time / us["ring"]) for name, time in us.items()}
+        series[network.title] = {name: Bar(_ratio(own, us["ring"])) for name, own in us.items()}
     return bars(f"Time over the ring's, {_size(size)}", series, "", reference=1.0)
 
 
@@ -359,7 +370,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--directory", type=Path, default=Path("architectures-benchmark"))
+    parser.add_argument("--directory", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--sizes", default="65536,1048576,8388608", help="bytes")
     parser.add_argument("--rounds", type=int, default=5)

@@ -11,8 +11,9 @@ an optimizer is
 * a miss if the interval lies below -1 percentage point,
 * undecided otherwise.
 
-Every finished training is one line of a file, so a run can be interrupted and several can share the
-work. `--report` trains nothing: it prints the table of what the file has. Use::
+Every finished training is one line of a file, benchmarks/results/convergence.jsonl, so a run can be
+interrupted and several can share the work. `--report` trains nothing: it writes what the file has
+into its section of docs/experiments.md. Use::
 
     python benchmarks/convergence.py [--file FILE] [--part 1/2] [--most-seeds 10] [SPEC ...]
     python benchmarks/convergence.py --report [--file FILE]
@@ -35,6 +36,7 @@ from typing import Any, Final
 
 import scipy.stats
 import torch
+from page_section import PAGE, RESULTS, write_section
 from simulated_training import Replica, train
 
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
@@ -50,10 +52,11 @@ RATES: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 OPTIMIZERS: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
     "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
-    "plain": torch.optim.SGD,
     "adamw": torch.optim.AdamW,
+    "plain": torch.optim.SGD,
 }
 """Optimizers with which every technique is judged, as long as it works with them."""
+OPTIMIZER_TITLES: Final = {"momentum": "momentum", "plain": "plain SGD", "adamw": "AdamW"}
 
 BASELINE: Final = "ddp"
 TECHNIQUES: Final = (
@@ -64,7 +67,7 @@ TECHNIQUES: Final = (
     *("postlocalsgd:start=100,period=8", "demo", "diloco:period=20"),
     *("diloco:period=20+topk:density=0.01+feedback", "streaming_diloco:period=20,fragments=4"),
     *("lars", "lamb", "signsgd", "signsgd+feedback", "onebit+feedback", "doublesqueeze"),
-    *("qsgd:s=4", "qsgd:s=127", "ternary"),
+    *("qsgd:s=4", "qsgd:s=127", "ternary", "fp8", "int4", "thc", "dion", "muon"),
 )
 """Lossy techniques, and those that replace the optimizer."""
 
@@ -131,7 +134,10 @@ def accuracy(training: Training) -> float:
         def loss(step: int) -> torch.Tensor:
             del step
             inputs, targets = next(batches)
-            return workload.loss(workload.model(inputs), targets)
+            value = workload.loss(workload.model(inputs), targets)
+            if not bool(value.isfinite()):
+                raise ValueError("diverged")
+            return value
 
         return Replica(workload.model, optimizer, loss, schedule.step)
 
@@ -163,7 +169,7 @@ class Record:
         begin = time.monotonic()
         try:
             reached = accuracy(training)
-        except ValueError:  # diverged: a loss that is not finite stops some codecs
+        except ValueError:  # diverged
             reached = 0.0
         row = dict(
             zip(("spec", "optimizer", "rate", "seed", "steps"), training.key, strict=True),
@@ -261,26 +267,51 @@ def baseline_of(case: Case) -> Case:
     return Case(BASELINE, case.optimizer)
 
 
-def print_report(cases: Sequence[Case], record: Record, steps: int) -> None:
-    """Prints the table of what has been trained, and what has not been."""
-    print("| technique | optimizer | rate | seeds | accuracy | difference in points | verdict |")
-    print("|---|---|---|---|---|---|---|")
+def section(cases: Sequence[Case], record: Record, steps: int) -> str:
+    """A table for each optimizer of what has been trained, in Markdown."""
+    rates = ", ".join(f"{rate:g}" for rate in RATES)
+    parts = [
+        "## Accuracy of lossy techniques",
+        f"`benchmarks/convergence.py` with torch {torch.__version__}: the digits CNN of width "
+        f"{WIDTH}, {RANKS} ranks, {BATCH} images a rank and step, {steps} steps, half a cosine. "
+        "The ranks are simulated in one process with the engine's own exchanges; two simulated "
+        "ranks reach the parameters of two real ranks to the last bit "
+        "(`tests/integration/test_frequency.py`; codecs that round at random are equal in "
+        f"distribution only). Rates, for every technique: {rates}; the best on a seed that is not "
+        "among those compared. Difference: against DDP with the same optimizer, paired by seed, "
+        f"with its 95 % interval. A technique is within {WITHIN:.0%} if its interval lies above "
+        f"{-100 * WITHIN:g} point, and misses if its interval lies below. Techniques that are "
+        "optimizers of their own replace the one named, whose rate, weight decay and, where they "
+        "have none, momentum they take. "
+        "Every training is a line of `benchmarks/results/convergence.jsonl`.",
+    ]
     missing = []
-    for case in cases:
-        found = comparison(case, record, steps)
-        if found is None:
-            missing.append(f"`{case.spec}` ({case.optimizer})")
-            continue
-        low, high = (100 * (found.difference + sign * found.half) for sign in (-1, 1))
-        shown, words = f"{100 * found.difference:+.2f} [{low:+.2f}, {high:+.2f}]", found.verdict
-        if case.spec == BASELINE:
-            shown, words = "", "baseline"
-        print(
-            f"| `{case.spec}` | {case.optimizer} | {_rate_text(found.rate)} | {found.seeds} "
-            f"| {100 * found.accuracy:.2f} % | {shown} | {words} |"
-        )
+    for optimizer in OPTIMIZERS:
+        lines = [
+            f"### With {OPTIMIZER_TITLES[optimizer]}",
+            "",
+            "| technique | rate | seeds | accuracy | difference in points | verdict |",
+            "|---|---|---|---|---|---|",
+        ]
+        for case in cases:
+            if case.optimizer != optimizer:
+                continue
+            found = comparison(case, record, steps)
+            if found is None:
+                missing.append(f"`{case.spec}` ({optimizer})")
+                continue
+            low, high = (100 * (found.difference + sign * found.half) for sign in (-1, 1))
+            shown, words = f"{100 * found.difference:+.2f} [{low:+.2f}, {high:+.2f}]", found.verdict
+            if case.spec == BASELINE:
+                shown, words = "", "baseline"
+            lines.append(
+                f"| `{case.spec}` | {_rate_text(found.rate)} | {found.seeds} "
+                f"| {100 * found.accuracy:.2f} % | {shown} | {words} |"
+            )
+        parts.append("\n".join(lines))
     if missing:
-        print(f"\nNot trained: {', '.join(missing)}.")
+        parts.append(f"Not trained: {', '.join(missing)}.")
+    return "\n\n".join(parts)
 
 
 def _rate_text(rate: float) -> str:
@@ -293,13 +324,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("specs", nargs="*", metavar="SPEC")
-    parser.add_argument("--file", type=Path, default=Path("convergence.jsonl"))
+    parser.add_argument("--file", type=Path, default=RESULTS / "convergence.jsonl")
+    parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--part", default="1/1", help="NUMBER/OF: a share of the cases")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tuning-seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument(
-        "--report", action="store_true", help="print the table of what has been trained"
+        "--report", action="store_true", help="write the section of what has been trained"
     )
     parser.add_argument(
         "--most-seeds", type=int, default=0, help="seeds of a technique that is undecided"
@@ -309,7 +341,8 @@ def main() -> None:
     record = Record(options.file)
     cases = [case for case in CASES if not options.specs or case.spec in options.specs]
     if options.report:
-        print_report(cases, record, options.steps)
+        write_section("convergence", section(cases, record, options.steps), options.page)
+        print(f"wrote {options.page}")
         return
     number, of = map(int, options.part.split("/"))
     for case in itertools.islice(cases, number - 1, None, of):

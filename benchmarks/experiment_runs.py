@@ -1,15 +1,38 @@
-"""Runs the experiments of which scripts write tables, and the cells of step times in them."""
+"""Runs the experiments of which scripts write tables, and keeps their results."""
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
-from ddltrace.experiments.harness.results import Row
+from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results_file import read
+
+
+def keep(directory: Path, kept: Path) -> None:
+    """Copies the results of an experiment.
+
+    Args:
+        directory: Of the experiment.
+        kept: A file that ends in ``.json.gz``.
+    """
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with (directory / RESULTS_FILE).open("rb") as file, gzip.open(kept, "wb") as packed:
+        shutil.copyfileobj(file, packed)
+
+
+def read_kept(kept: Path) -> Results:
+    """What `keep` wrote."""
+    with tempfile.TemporaryDirectory() as folder, gzip.open(kept) as packed:
+        file = Path(folder) / RESULTS_FILE
+        file.write_bytes(packed.read())
+        return read(file)
 
 
 def run_or_resume(

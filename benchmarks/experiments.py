@@ -14,31 +14,25 @@ machine.
 from __future__ import annotations
 
 import argparse
-import gzip
 import html
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from experiment_runs import step_text, verify
-from page_section import findings, sections
+from experiment_runs import keep, read_kept, step_text, verify
+from page_section import PAGE, RESULTS, ROOT, findings, sections
 from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments import ledger, workloads
-from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.results import Results, Row
-from ddltrace.experiments.harness.results_file import read
 from ddltrace.experiments.strategy.job_checks import refused_optimizer
 from ddltrace.experiments.strategy.spec import parse
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 WORKLOADS: Final = ("vgg", "resnet", "gpt")
 BANDWIDTHS: Final = ("100mbit", "400mbit", "1gbit")
 STRATEGIES: Final = (
@@ -78,7 +72,6 @@ def main() -> None:
     """Runs missing experiments and writes the page."""
     options = _parse_options()
     until = time.monotonic() + options.minutes * 60
-    options.results.mkdir(exist_ok=True)
     cells = []
     for workload in options.workload or WORKLOADS:
         for bandwidth in options.bandwidth or BANDWIDTHS:
@@ -88,7 +81,7 @@ def main() -> None:
                 _run(options.directory / name, workload, bandwidth, kept, options)
             if kept.exists():
                 predicted = _predicted(options.ledger, name)
-                cells.append(Cell(workload, bandwidth, _unpacked(kept), predicted))
+                cells.append(Cell(workload, bandwidth, read_kept(kept), predicted))
     if not cells:
         sys.exit(f"there is no experiment in {options.results}")
     _write_page(cells, options.page)
@@ -107,16 +100,7 @@ def _run(
     cluster = ["--hosts", str(options.hosts), "--bandwidth", bandwidth]
     rounds = ["--steps", str(options.steps), "--repeats", str(options.repeats)]
     if verify(directory, ["--workload", workload, *cluster, *rounds], fit, options.ledger):
-        file = directory / "runs" / RESULTS_FILE
-        with file.open("rb") as measured, gzip.open(kept, "wb") as packed:
-            shutil.copyfileobj(measured, packed)
-
-
-def _unpacked(kept: Path) -> Results:
-    with tempfile.TemporaryDirectory() as folder, gzip.open(kept) as packed:
-        file = Path(folder) / RESULTS_FILE
-        file.write_bytes(packed.read())
-        return read(file)
+        keep(directory / "runs", kept)
 
 
 def _predicted(path: Path, name: str) -> dict[str, dict[str, Any]]:
@@ -252,9 +236,9 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=27)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--directory", type=Path, default=Path("experiments-benchmark"))
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--ledger", type=Path, default=ROOT / "benchmarks" / "whatif-ledger.jsonl")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "experiments.md")
+    parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--report-only", action="store_true", help="run nothing, write the page")
     options = parser.parse_args()
     if not options.report_only and os.geteuid() != 0:

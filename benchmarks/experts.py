@@ -4,8 +4,9 @@
     sudo python benchmarks/experts.py --report-only    # only write the section again
 
 Runs one experiment for each bandwidth on two emulated hosts of two ranks, and writes a section of
-docs/experiments.md. Experiments that are already in the directory are resumed, so that the script
-can be interrupted. Needs root, iproute2 and an otherwise idle machine.
+docs/experiments.md. What was measured stays in benchmarks/results/; an experiment that has a file
+there is not run again, and one that was interrupted is resumed. Needs root, iproute2 and an
+otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from experiment_runs import run_or_resume, step_text
-from page_section import PAGE, write_section
+from experiment_runs import keep, read_kept, run_or_resume, step_text
+from page_section import PAGE, RESULTS, write_section
 
-from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.results_file import read
 from ddltrace.experiments.harness.results_table import number_text
 
 HOSTS: Final = 2
@@ -44,15 +43,18 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--directory", type=Path, default=Path("experts-benchmark"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
     parts = []
     for bandwidth in options.bandwidth:
-        directory = options.directory / bandwidth
-        if not options.report_only:
+        kept = options.results / f"experts-{bandwidth}.json.gz"
+        if not (kept.exists() or options.report_only):
+            directory = options.directory / bandwidth
             _run(directory, bandwidth, options)
-        results = read(directory / RESULTS_FILE)
+            keep(directory, kept)
+        results = read_kept(kept)
         parts += [] if parts else [_head(results)]
         parts.append(_table(bandwidth, results))
     write_section("experts", "\n\n".join(parts), options.page)

@@ -1,14 +1,26 @@
-"""Measurements of which each lies in a JSON file, so that an interrupted benchmark can go on."""
+"""Measurements of which each is kept in a JSON file, so that an interrupted benchmark can go on."""
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 CaseT = TypeVar("CaseT")
+
+
+def over_rounds(values: Sequence[float], digits: int) -> str:
+    """The median of rounds, with the lowest and the highest in brackets.
+
+    Args:
+        values: One for each round.
+        digits: Digits after the point.
+    """
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def measured(

@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 from typing import Final
 
-PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "experiments.md"
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = ROOT / "docs" / "experiments.md"
+RESULTS: Final = ROOT / "benchmarks" / "results"
+"""The results of which docs/experiments.md has the tables."""
 _BEGIN: Final = "<!-- {name}: written by benchmarks/{name}.py -->"
 _END: Final = "<!-- end of {name} -->"
 _FINDINGS: Final = "<!-- findings: written by hand, kept by benchmarks/{name}.py -->"

@@ -359,7 +359,7 @@ def clock_cells(row: Row, baseline: Row | None) -> list[str]:
         NOT_KNOWN if staleness is None else str(staleness["max"]),
         NOT_KNOWN if staleness is None else distribution_text(staleness),
         NOT_KNOWN if blocked is None else f"{blocked / 1e3:.2f}",
-        NOT_KNOWN if not updates else str(updates["dropped"]),
+        NOT_KNOWN if not updates else f"{updates['dropped']} of {updates['pushed']}",
         _loss(row, baseline),
     ]
 

@@ -104,21 +104,37 @@ def runs_ahead(found: Mapping[str, Any]) -> bool:
 
 
 def merged(values: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The synchronization of several runs of one strategy as one; None for no runs."""
+    """The synchronization of several runs of one strategy as one; None for no runs.
+
+    What is counted and blocked by worker is the sum of the runs, `blocked_us` their mean.
+    """
     if len(values) < 2:
         return values[0] if values else None
-    counts: Counter[int] = Counter()
-    for value in values:
-        if value["staleness"]:
-            counts.update({int(k): n for k, n in value["staleness"]["counts"].items()})
     blocked = [value["blocked_us"] for value in values if value["blocked_us"] is not None]
+    bounds = [value["bounds"] for value in values if value["bounds"]]
+    staleness = _sums([value["staleness"]["counts"] for value in values if value["staleness"]])
+    extremes = {how: take(each[how] for each in bounds)
+                for how, take in (("min", min), ("max", max)) if bounds}  # fmt: skip
     return {
         **values[0],
-        "staleness": _distribution(counts.elements()),
+        "clocks": _sums([value["clocks"] for value in values]),
+        "updates": _sums([value["updates"] for value in values if value["updates"]]) or None,
+        "blocked_us_by_worker": _sums([value["blocked_us_by_worker"] for value in values]),
+        "staleness": _distribution(Counter({int(k): n for k, n in staleness.items()}).elements()),
         "blocked_us": sum(blocked) / len(blocked) if blocked else None,
+        "bounds": bounds[-1] | extremes if bounds else None,
         "died": sorted({rank for value in values for rank in value["died"]}),
         "violations": [text for value in values for text in value["violations"]],
     }
+
+
+def _sums(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sum of each number."""
+    total: Counter[str] = Counter()
+    for value in values:
+        for key, number in value.items():
+            total[key] += number  # `update` would drop what is zero
+    return dict(total)
 
 
 def reason_of(found: Mapping[str, Any]) -> str | None:

@@ -52,7 +52,7 @@ TRIALS = {
     ),
     "experts": (
         "--bandwidth 1gbit --steps 4 --width 16 --repeats 1 --directory FOLDER/e "
-        "--page FOLDER/page.md"
+        "--results FOLDER/r --page FOLDER/page.md"
     ),
     "injected_faults": "--jobs 1",
     "kineto_import": "FOLDER/rank-0.json.gz --events 3000 --runs 1",
@@ -65,10 +65,11 @@ TRIALS = {
     "pytorch_hooks": "--steps 1",
     "scale": "--ranks 4 --steps 2 --compare 4 --repeat 1 --checked 4",
     "synchronization": (
-        "--steps 6 --width 2 --strategy ssp:bound=1 --directory FOLDER/s --page FOLDER/page.md"
+        "--steps 6 --width 2 --repeats 1 --strategy ssp:bound=1 --directory FOLDER/s "
+        "--results FOLDER/r --page FOLDER/page.md"
     ),
     "transports": (
-        "--transport tcp --bandwidth 1gbit --max-bytes 4096 --rounds 5 "
+        "--transport tcp --bandwidth 1gbit --max-bytes 4096 --rounds 5 --repeats 2 "
         "--directory FOLDER/t --page FOLDER/page.md"
     ),
     "truth": "",

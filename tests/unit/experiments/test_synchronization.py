@@ -18,6 +18,7 @@ from ddltrace.analyzer.importers.imported import Row
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.experiments.harness.synchronization_report import (
     has_several_models,
+    merged,
     synchronization_of,
 )
 from ddltrace.experiments.strategy.spec import parse
@@ -397,3 +398,22 @@ def test_a_worker_that_died_at_its_first_step_makes_no_read_stale() -> None:
     found = synchronization_of(trace_of_cluster(cluster, "asp"))
     assert found is not None
     assert found["staleness"] == {"counts": {"2": 1}, "mean": 2.0, "max": 2}
+
+
+def test_the_runs_of_a_rule_are_counted_together() -> None:
+    runs = []
+    for seed in (1, 2, 3):
+        found = synchronization_of(trace_of_cluster(finished(Ssp(bound=3), seed), "ssp:bound=3"))
+        assert found is not None
+        runs.append(found)
+    together = merged(runs)
+    assert together is not None
+    for key in ("updates", "clocks", "blocked_us_by_worker"):
+        names = {name for run in runs for name in run[key]}
+        assert together[key] == {name: sum(run[key].get(name, 0) for run in runs) for name in names}
+    assert together["updates"]["pushed"] > 0
+    ages = Counter[str]()
+    for run in runs:
+        ages.update(run["staleness"]["counts"])
+    assert together["staleness"]["counts"] == dict(ages)
+    assert together["bounds"]["min"] == min(run["bounds"]["min"] for run in runs)
