@@ -140,7 +140,7 @@ def _product(lengths: Sequence[Any]) -> int | None:
 
 
 def members(value: Any) -> tuple[int, ...]:
-    """Global ranks of a group from a list or its text; empty if it is incomplete."""
+    """Numbers, as the ranks of a group, from a list or its text; empty if it is incomplete."""
     if isinstance(value, str):
         if not re.fullmatch(r"\s*\[?\s*\d{1,9}(\s*,\s*\d{1,9})*\s*\]?\s*", value):
             return ()

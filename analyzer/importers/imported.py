@@ -110,12 +110,17 @@ def optional_integers(values: Sequence[int | None], kind: pa.DataType | None = N
     return integers(np.array([value or 0 for value in values], dtype=np.int64), missing, kind)
 
 
-def _lists(values: Sequence[Sequence[int] | None], kind: pa.DataType) -> pa.Array:
-    """A column of lists of integers."""
+def list_column(name: str, values: Sequence[Sequence[int] | None]) -> pa.Array:
+    """A column of lists of integers.
+
+    Args:
+        name: Its name in `EVENTS`.
+        values: One for each row; None for null.
+    """
     missing = np.array([value is None for value in values], dtype=bool)
     lengths = np.array([len(value or ()) for value in values], dtype=np.int64)
     flat = np.array([entry for value in values for entry in value or ()], dtype=np.int64)
-    return lists(flat, lengths, kind, missing)
+    return lists(flat, lengths, EVENTS.field(name).type, missing)
 
 
 def events_table(rows: int, columns: dict[str, pa.Array]) -> pa.Table:
@@ -181,7 +186,7 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
         values = [getattr(row, entry.name) for row in rows]
         kind = EVENTS.field(entry.name).type
         if pa.types.is_list(kind):
-            columns[entry.name] = _lists(values, kind)
+            columns[entry.name] = list_column(entry.name, values)
         elif pa.types.is_dictionary(kind):
             columns[entry.name] = coded_list(entry.name, values)
         else:

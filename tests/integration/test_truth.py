@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from support.jobs import at_once, on_ranks, run, traced
 from support.truth import differences
 
+from ddltrace.analyzer.importers import formats
+from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.open_trace import open_trace
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
@@ -30,6 +34,33 @@ def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:
     # Ours starts when the host hands the message over, so not after the profiler's span.
     assert np.median(found["all_reduce"].start_us) < 5
     assert np.median(found["all_reduce"].end_us) > -5
+
+
+@pytest.mark.long
+def test_both_see_the_same_bytes_from_rank_to_rank(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    job = on_ranks("profiled_routing.py", str(profiles))
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    save(formats.read(profiles), tmp_path / "imported", force=False)
+    ours, theirs = (
+        [
+            [tuple(row.values()) for row in messages.to_pylist()]
+            for rank in (0, 1)
+            for messages in [_sizes(tmp_path / name, rank)]
+        ]
+        for name in ("trace", "imported")
+    )
+    assert ours == theirs
+    assert [row[-1] for row in ours[1]] == [[7 * 64, 2 * 64]] * 3 + [None, None]
+
+
+def _sizes(trace: Path, rank: int) -> pa.Table:
+    """Operations and bytes of a rank's messages, in order, without those that start the job."""
+    events = open_trace(trace).events(rank)
+    events = events.filter(pc.is_in(events["op"], pa.array(["all_to_all", "all_gather"])))
+    return events.select(["op", "bytes", "out_bytes", "split_bytes"])
 
 
 @pytest.mark.long

@@ -69,6 +69,7 @@ class Args(
         "collective": "Collective name",
         "in_elements": "In msg nelems",
         "out_elements": "Out msg nelems",
+        "in_splits": "In split size",
         "group_size": "Group size",
         "group_name": "Process Group Name",
         "group_description": "Process Group Description",
@@ -88,6 +89,7 @@ class Args(
     collective: Any = None
     in_elements: Any = None
     out_elements: Any = None
+    in_splits: Any = None
     group_size: Any = None
     dtype: Any = None
     shape: Any = None

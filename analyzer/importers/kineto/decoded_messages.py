@@ -48,6 +48,11 @@ _PAIR: Final = re.compile(r"(?:send|recv)\s*\d+\s*(?:->|<-)\s*(\d+)")
 # Place of the peer or root among the inputs of a c10d operator, and of the tag.
 _PEER_INPUT: Final = {"c10d::send": 2, "c10d::recv_": 2, "c10d::broadcast_": 2}
 _TAG_INPUT: Final = {"c10d::send": 3, "c10d::recv_": 3}
+_SPLITS_INPUT: Final = {"c10d::alltoall_base_": 4}
+_OUTPUT_FIRST: Final = frozenset(
+    ("c10d::alltoall_base_", "c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
+)
+"""Operators whose first input is the tensor that they write."""
 _MAX_NAME: Final = 60
 _COLLECTIVES: Final = frozenset(
     ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
@@ -71,6 +76,7 @@ class Message:
     out_bytes: int | None = None
     dtype: str | None = None
     caused_by: int | None = None
+    split_bytes: list[int] | None = None
 
 
 class Describer:
@@ -185,6 +191,7 @@ class Describer:
             bytes=sent,
             out_bytes=received,
             dtype=None if dtype is None else clean(dtype, 40),
+            split_bytes=_split_bytes(op, sent, _first(arguments, "in_splits")),
         )
 
     def _op(self, sources: list[tuple[str, Args]]) -> str:
@@ -247,7 +254,7 @@ class Describer:
         return known.ranks[rank] if known is not None and rank < len(known.ranks) else rank
 
     def _add_inputs(self, message: Message, issuer: int) -> None:
-        """Reads peer, root and tag from the inputs that the profiler recorded."""
+        """Reads what only the operator's inputs tell, if the profiler recorded them."""
         name = self._name(issuer)
         inputs = self._intervals.args[issuer].inputs
         place = _PEER_INPUT.get(name)
@@ -259,9 +266,17 @@ class Describer:
             message.peer = self._global_rank(message.group, number)
         if name in _TAG_INPUT:
             message.tag = _at(inputs, _TAG_INPUT[name])
+        if name in _SPLITS_INPUT and isinstance(inputs, list):
+            splits = next(iter(inputs[_SPLITS_INPUT[name] :]), None)
+            message.split_bytes = _split_bytes(message.op, message.bytes, splits)
+        if name in _OUTPUT_FIRST and message.out_bytes is None:
+            _, message.out_bytes = _input([self._intervals.args[issuer]])
 
     def _elements(self, row: int) -> int | None:
-        return _total(self._intervals.args[row].dims)
+        dims = self._intervals.args[row].dims
+        if self._name(row) in _OUTPUT_FIRST and isinstance(dims, list):
+            dims = dims[1:]
+        return _total(dims)
 
     def _source(self, row: int) -> tuple[str, Args]:
         if row < 0:
@@ -305,6 +320,21 @@ def _input(arguments: list[Args]) -> tuple[str | None, int | None]:
         if width is not None:
             return dtype, size_of(elements, width)
     return None, None
+
+
+def _split_bytes(op: str, sent: int | None, splits: Any) -> list[int] | None:
+    """What an all-to-all sends to each rank of its group, bytes; None if it is not known.
+
+    Args:
+        op: The operation.
+        sent: Bytes to all ranks together.
+        splits: Rows or elements to each rank, as the profiler writes them. It shortens long lists.
+    """
+    sizes = members(splits)
+    if op != "all_to_all" or sent is None or not sizes:
+        return None
+    row_bytes, rest = divmod(sent, max(sum(sizes), 1))
+    return None if rest else [row_bytes * size for size in sizes]
 
 
 def _total(dims: Any) -> int | None:

@@ -27,6 +27,7 @@ from ddltrace.analyzer.importers.imported import (
     coded,
     coded_list,
     events_table,
+    list_column,
 )
 from ddltrace.analyzer.importers.kineto import decode as rows_of
 from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
@@ -769,6 +770,11 @@ class _Mapper:
             if (column >= 0).any():
                 wanted = pa.int32() if name in ("peer", "tag") else pa.int64()
                 columns[name] = integers(column, column < 0, wanted)
+        if any(message.split_bytes for message in messages):
+            splits: list[list[int] | None] = [None] * count_of_rows
+            for row, message in zip(rows, messages, strict=True):
+                splits[row] = message.split_bytes
+            columns["split_bytes"] = list_column("split_bytes", splits)
         for name in ("op", "group", "dtype"):
             columns[name] = _scattered_names(
                 name, count_of_rows, rows, [getattr(message, name) for message in messages]

@@ -216,6 +216,28 @@ def test_fields_of_newer_kernels(tmp_path: Path) -> None:
     assert info.groups[0].description == "fsdp"
 
 
+@pytest.mark.parametrize(
+    ("splits", "sent"),
+    [
+        ("[1, 3, 0, 4]", [256, 768, 0, 1024]),  # rows of 64 elements
+        ("[64, 192, 0, 256]", [256, 768, 0, 1024]),
+        ("[1, 3, 0, ...]", None),  # shortened by the profiler
+        ("[3, 4]", None),  # no whole number of bytes
+        ("[]", None),
+        (None, None),
+    ],
+)
+def test_bytes_from_rank_to_rank(
+    tmp_path: Path, splits: str | None, sent: list[int] | None
+) -> None:
+    fields = {"Collective name": "all_to_allv", "dtype": "Float", "In msg nelems": 512}
+    fields |= {"Out msg nelems": 256, "Group size": 4, "In split size": splits}
+    events = launched("ncclDevKernel_SendRecv", 1, ts=100, dur=5, **fields)
+    [[message]] = messages(formats.read(write(tmp_path / "a.json", events)))
+    assert (message["op"], message["bytes"], message["out_bytes"]) == ("all_to_all", 2048, 1024)
+    assert message["split_bytes"] == sent
+
+
 def test_send_and_receive_kernels(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
