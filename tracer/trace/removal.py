@@ -24,7 +24,7 @@ _OWN_FILE: Final = re.compile(
     r"(?:\.reserve|(?:\.\d+)?\.tmp)?"
     r"|nccl-(?:\d+|unknown)-\d+(?:-\d+)?\.ring"
     r"|\.ddltrace-marks(?:\.\d+\.tmp)?"
-    r"|untraced-\d+\.txt|\.claim|\.ddltrace-upload\.json(?:\.\d+\.tmp)?"
+    r"|(?:untraced|refused)-\d+\.txt|\.claim|\.ddltrace-upload\.json(?:\.\d+\.tmp)?"
 )
 _SURELY_OVER_S: Final = 600.0
 """A job on another host is over when nothing was written for so long."""

@@ -77,6 +77,14 @@ def test_an_import_removes_only_the_trace(trace: Path, source: Path) -> None:
     assert read_run_file(trace).source != read_run_file(SAMPLE).source
 
 
+def test_a_refusal_is_removed_with_its_trace(trace: Path) -> None:
+    """Ranks take the file of an earlier run for a sign that one of them has printed the line."""
+    (trace / "refused-1.txt").write_text("strategy expert cannot be applied")
+    (trace / "refused-job.txt").write_text("mine")
+    prepare_directory(trace, force=True)
+    assert [path.name for path in trace.glob("refused-*")] == ["refused-job.txt"]
+
+
 def test_the_parts_of_a_trace_are_removed_with_it(tmp_path: Path, source: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
