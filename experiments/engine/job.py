@@ -157,7 +157,9 @@ class JobStrategy:
         used = _in_place_of_ddp(optimizer)
         if used:
             refuse(
-                self._strategy.spec, f"the job {used}; strategies apply to DistributedDataParallel"
+                self._strategy.spec,
+                f"the job {used}; strategies apply to DistributedDataParallel, and those with fsdp "
+                "(fsdp:reduce=fp8, fsdp+diloco) to fully_shard",
             )
         self._refuse_alone("before its first optimizer step")
 
