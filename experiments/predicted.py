@@ -8,12 +8,9 @@ and a message proceeds when its last rank has come.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -45,7 +42,6 @@ from ddltrace.experiments.messages.message_plan import (
     MessagePlan,
     plan_in_order,
 )
-from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
@@ -53,7 +49,7 @@ from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.spec import BASELINE, exchange_of, parse
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.bsp import Bsp
-from ddltrace.tracer.errors import UsageError
+from ddltrace.experiments.timed_here import codec_ns_per_element, own_update, rule_ns
 
 _SEARCHED: Final = {
     "bucket": ("ddp:bucket_mb={}", (0.25, 0.5, 1, 2, 4, 8, 16, 25, 50, 100)),
@@ -99,19 +95,6 @@ other leave no processor idle.
 
 With 4 ranks on two processors, ``localsgd`` and ``diloco`` took 28 to 34 % less than predicted in
 one experiment (vgg), and 6 to 11 % less in others (digits)."""
-
-_CACHED: Final = 1 << 25
-"""Bytes of other data that replace what caches hold before an update is timed."""
-
-_UPDATES: Final = 5
-_LONG_NS: Final = 1e9
-"""How many updates are timed, and after which time no more."""
-
-_MOST_UPDATED: Final = 1 << 25
-"""Elements of the largest model whose update is timed."""
-
-_SAMPLE: Final = 1 << 20
-"""Elements of the tensor with which codecs are timed."""
 
 PLAIN: Final = BASELINE
 """The strategy of a job that has none."""
@@ -193,8 +176,6 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
         raise Refused("when its workers would go on is not simulated: experiment run measures it")
     if strategy.transport is not None:
         raise Refused("what another library costs is not in the trace")
-    if strategy.exchanges == "momentum":
-        raise Refused("what it averages is not simulated: experiment run measures it")
     if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
         raise Refused("compositions of architectures are not simulated")
     if isinstance(strategy.schedule, Poseidon):
@@ -206,7 +187,8 @@ def _check(joined: JoinedSteps, strategy: Strategy) -> None:
     device = joined.trace.infos(joined.trace.ranks[0])[-1].device
     if strategy.encodes and device != "cpu":
         raise Refused("what encoding costs on this device is not known")
-    if strategy.optimizer_rule is not None and device != "cpu":
+    own = strategy.optimizer_rule is not None or strategy.exchanges == "momentum"
+    if own and device != "cpu":
         raise Refused("what its update costs on this device is not known")
 
 
@@ -355,29 +337,20 @@ class _Exchanged:
         self._averages = strategy.frequency if strategy.exchanges == "parameters" else None
         if self._is_swapped and ranks != len(program.ranks):
             raise Refused("which ranks form pairs is simulated for those of the trace only")
-        try:
-            if self._averages is not None:
-                self._plan, self._fragments = self._plan_of_parameters(self._averages)
-            else:
-                self._plan = schedule.plan(gradients)
-                self._fragments = [range(len(self._plan.messages))]
-        except ValueError as error:
-            raise Refused(str(error)) from error
+        self._plan, self._fragments = self._planned()
         self._exchange = exchange_of(strategy.spec)
         self._calibration = calibration if network.machines and not self._is_ddp else None
         rule = strategy.optimizer_rule
-        crowded = _ranks_per_processor(joined) if strategy.encodes or rule is not None else 1.0
+        is_timed = strategy.encodes or rule is not None or strategy.exchanges == "momentum"
+        self._crowded = _ranks_per_processor(joined) if is_timed else 1.0
         self._update_ns: float | None = None  # of the strategy's own rule
         if rule is not None:
             if not times_codecs:
                 raise Refused("what its update costs is not calibrated")
             engine_us = len(gradients) * (calibration.gradient_us if calibration else 0.0)
-            self._update_ns = crowded * _rule_ns(rule, gradients) + engine_us * 1e3
-        codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
-        if codec is not None:
-            self._costs = [self._encoded(each, codec, crowded) for each in self._plan.messages]
-        else:
-            self._costs = [self._plain(message) for message in self._plan.messages]
+            self._update_ns = self._crowded * rule_ns(rule, gradients) + engine_us * 1e3
+        self._ops: list[str] = []  # of the messages of an update that sends them itself
+        self._costs = self._message_costs()
         # DDP's own messages are no longer launched.
         self._exchanges = [
             replace(each, op=SIGNAL) if _carries_gradients(each) else each
@@ -402,12 +375,15 @@ class _Exchanged:
                 continue
             if (step + 1) % cycle:
                 continue
+            self._beside.add(step)
+            messages = range(len(self._costs))
+            if self._ops:
+                self._numbers[step] = [self._add(place, ranks, step) for place in messages]
+                continue
             for index in [*(gradient.index for gradient in self._gradients), NULL]:
                 signal_of[step, index] = len(self._exchanges)
                 self._signals[len(self._exchanges)] = (step, index)
                 self._exchanges.append(_exchange(SIGNAL, ranks, step))
-            self._beside.add(step)
-            messages = range(len(self._plan.messages))
             self._numbers[step] = [self._add(place, ranks, step) for place in messages]
         self._ready = [number for (_, index), number in signal_of.items() if index != NULL]
         made = [self._items(place, signal_of) for place in range(len(program.ranks))]
@@ -415,10 +391,22 @@ class _Exchanged:
             program,
             items=made,
             exchanges=self._exchanges,
-            controller=None if self._averages is not None else self._dispatched,
+            controller=None if self._averages is not None or self._ops else self._dispatched,
         )
         work = [items.work for items in made]
         return Edit(edited, work, cycle, self._more_us(), self._less_us(work))
+
+    def _planned(self) -> tuple[MessagePlan, list[range]]:
+        """The messages, and those of each fragment of the model; none of what updates itself."""
+        if self._strategy.exchanges == "momentum":
+            return MessagePlan([], []), []
+        try:
+            if self._averages is not None:
+                return self._plan_of_parameters(self._averages)
+            plan = self._schedule.plan(self._gradients)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        return plan, [range(len(plan.messages))]
 
     @property
     def _is_swapped(self) -> bool:
@@ -449,18 +437,21 @@ class _Exchanged:
 
     def _add(self, place: int, ranks: IntArray, step: int) -> int:
         """Adds the exchange of a message of the plan; returns its number."""
-        number, message, cost = len(self._exchanges), self._plan.messages[place], self._costs[place]
-        together = not self._is_swapped
+        number, cost, together = len(self._exchanges), self._costs[place], not self._is_swapped
+        if self._ops:
+            op, carried = self._ops[place], tuple(each.index for each in self._gradients)
+        else:
+            op, carried = "all_reduce", tuple(self._plan.messages[place].gradients)
         self._exchanges.append(
             replace(
-                _exchange("all_reduce" if together else "send", ranks, step),
+                _exchange(op if together else "send", ranks, step),
                 queue=self._queue if together else NULL,
                 link_bytes=cost.link_bytes,
                 rounds=cost.rounds,
                 processor_ns=cost.processor_ns,
                 encoded=self._strategy.encodes and cost.processor_ns is not None,
-                tensors=len(message.gradients),
-                carried=tuple(message.gradients),
+                tensors=len(carried),
+                carried=carried,
             )
         )
         self._cost_of[number] = cost
@@ -492,9 +483,10 @@ class _Exchanged:
         """What a step may take beyond the prediction: the engine's work, and slower codecs."""
         more = 0.0
         if self._update_ns is not None:
-            slower = (_SLOWER_HERE - 1) * self._update_ns / 1e3
+            own_ns = sum(cost.encode_ns + cost.decode_ns for cost in self._costs if self._ops)
+            slower = (_SLOWER_HERE - 1) * (self._update_ns + own_ns) / 1e3
             more = slower + len(self._gradients) * _GRADIENT_US
-        return more if self._is_ddp else more + self._more_of_messages_us()
+        return more if self._is_ddp or self._ops else more + self._more_of_messages_us()
 
     def _more_of_messages_us(self) -> float:
         """The part of that for messages which PyTorch does not send."""
@@ -520,12 +512,18 @@ class _Exchanged:
         each = sum(float(mine.sum()) for mine in work) / len(work) / steps / 1e3
         return _ALONE * each * (cycle - 1) / cycle
 
-    def _encoded(self, message: Message, codec: CodecDescription, crowded: float) -> _Cost:
-        """What a message costs that a codec shortens.
+    def _message_costs(self) -> list[_Cost]:
+        """What each message costs."""
+        strategy = self._strategy
+        if strategy.frequency is not None and strategy.exchanges == "momentum":
+            return self._own_costs(strategy.frequency)
+        codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
+        if codec is None:
+            return [self._plain(message) for message in self._plan.messages]
+        return [self._encoded(message, codec) for message in self._plan.messages]
 
-        Args:
-            crowded: How many ranks share a processor.
-        """
+    def _encoded(self, message: Message, codec: CodecDescription) -> _Cost:
+        """What a message costs that a codec shortens."""
         ranks, architecture = self._ranks, self._strategy.architecture
         sizes = [
             (part.elements, self._gradients[self._order[part.gradient]].element_bytes)
@@ -545,11 +543,29 @@ class _Exchanged:
             return _Cost(sent, rounds, processor_ns=measured)
         if not self._times_codecs:
             raise Refused("what its codec takes is not calibrated")
-        encode, decode = _codec_ns_per_element(codec)
+        encode, decode = codec_ns_per_element(codec)
         if form == "all_to_all":  # each rank averages a part of all payloads, and encodes it
             rounds, encode, decode = 2 * rounds, encode * (1 + 1 / ranks), 2 * decode
-        elements = message.elements * crowded
+        elements = message.elements * self._crowded
         return _Cost(sent, rounds, encode * elements, decode * elements)
+
+    def _own_costs(self, frequency: Frequency) -> list[_Cost]:
+        """What the messages cost that an update sends itself; its computing is that of codecs."""
+        if not self._times_codecs:
+            raise Refused("what its update costs is not calibrated")
+        update, ranks = own_update(frequency, self._gradients, self._ranks), self._ranks
+        self._update_ns = 0.0  # that of the job's optimizer goes
+        self._ops = [each.op for each in update.sent]
+        costs = [
+            _Cost(
+                bytes_on_link(each.op, ranks, each.bytes),
+                messages_in_a_row(each.op, ranks),
+                self._crowded * each.before_ns,
+            )
+            for each in update.sent
+        ]
+        costs[-1] = replace(costs[-1], decode_ns=self._crowded * update.after_ns)
+        return costs
 
     def _plain(self, message: Message) -> _Cost:
         """What a message costs as it is."""
@@ -689,6 +705,11 @@ class _Exchanged:
             rows = np.flatnonzero(scan.gradient_step == number)
             time_ = dict(zip(scan.gradient_tensor[rows], scan.gradient_time[rows], strict=True))
             last = int(max(time_.values(), default=ends[step] - 1))
+            if self._ops:
+                begin = _begin(update, last, int(ends[step]))
+                for each in self._numbers[step]:
+                    yield from ((begin, kind, each) for kind in (LAUNCH, WAIT))
+                continue
             for gradient in self._gradients:
                 ready = min(int(time_.get(gradient.index, last)), int(ends[step]) - 1)
                 yield ready, LAUNCH, signal_of[step, gradient.index]
@@ -711,9 +732,7 @@ class _Exchanged:
         """Where a rank waits for the messages of a step."""
         messages = self._numbers[step]
         if self._schedule.wait == "update":
-            after = np.searchsorted(update, last)
-            begin = int(update[after]) if after < len(update) else int(ends[step])
-            begin = max(min(begin, int(ends[step]) - 1), last + 1)
+            begin = _begin(update, last, int(ends[step]))
             yield from ((begin, WAIT, number) for number in messages)
             return
         if step + 1 >= len(starts):
@@ -753,6 +772,13 @@ class _Exchanged:
             layer = gradient.name.rpartition(".")[0]
             found[gradient.index] = begins.get(layer, evenly)
         return found
+
+
+def _begin(updates: IntArray, backward: int, end: int) -> int:
+    """When the update of a step begins: the first one after the end of its backward pass."""
+    after = np.searchsorted(updates, backward)
+    begin = int(updates[after]) if after < len(updates) else end
+    return max(min(begin, end - 1), backward + 1)
 
 
 class _OwnTime:
@@ -818,66 +844,3 @@ def _ranks_per_processor(joined: JoinedSteps) -> float:
     if not uses:
         return 1.0
     return max(max(machines.values()) / max(use.processors for use in uses), 1.0)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """PyTorch computes on one thread."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _rule_ns(rule: OptimizerRule, gradients: Sequence[Gradient]) -> float:
-    """Processor time of an update by a rule on one core of this machine, ns.
-
-    Every tensor with two dimensions or more counts as that of a hidden layer.
-
-    Raises:
-        Refused: The model is too large.
-    """
-    import torch
-
-    if sum(gradient.elements for gradient in gradients) > _MOST_UPDATED:
-        raise Refused(f"updates of more than {_MOST_UPDATED:,} elements are not timed here")
-    parameters = []
-    for gradient in gradients:
-        parameter = torch.nn.Parameter(torch.randn(gradient.shape))
-        parameter.grad = torch.randn(gradient.shape)
-        parameters.append(parameter)
-    optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    other, times = torch.ones(_CACHED // 4), list[int]()
-    with _one_thread():
-        while len(times) < _UPDATES and sum(times) < _LONG_NS:
-            other.add_(1.0)  # in a job, the caches hold other data before an update
-            begin = time.process_time_ns()
-            rule.update(optimizer, optimizer.param_groups[0], parameters)
-            times.append(time.process_time_ns() - begin)
-    return float(np.median(times[1:] or times))
-
-
-@cache
-def _codec_ns_per_element(description: CodecDescription) -> tuple[float, float]:
-    """Time to encode and to decode an element on one core of this machine, ns."""
-    import torch
-
-    try:
-        with _one_thread():
-            codec = description.codec(0)
-            tensor = torch.randn(_SAMPLE // 1024, 1024, generator=torch.Generator().manual_seed(0))
-            times = []
-            for _ in range(4):
-                begin = time.perf_counter_ns()
-                payload = codec.encode(tensor, key=0)
-                middle = time.perf_counter_ns()
-                codec.decode(payload)
-                times.append((middle - begin, time.perf_counter_ns() - middle))
-    except UsageError as error:
-        raise Refused(f"its codec could not be timed: {error}") from error
-    encode, decode = np.median(times[1:], axis=0) / _SAMPLE
-    return float(encode), float(decode)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddltrace.experiments.codecs.codec import as_bytes, view_as
 from ddltrace.experiments.codecs.codec_exchange import gather_bytes
-from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.frequency import (
     Exchanged,
     Frequency,
@@ -126,7 +125,7 @@ class DecoupledMomentumPolicy(OwnUpdates):
             data = torch.cat([piece for pair in zip(*pieces, strict=True) for piece in pair])
             coding.bytes_out = data.numel()
         with carrying(_NAME, parameters):
-            work, received = gather_bytes(data, LibraryCollectives(self.context.group))
+            work, received = gather_bytes(data, self.context.collectives)
         if work is not None:
             work.wait()
         with Coding("decode", received.numel()) as coding:

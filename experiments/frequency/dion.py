@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddltrace.experiments.codecs.power_sgd import orthonormal
-from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.frequency import (
     Exchanged,
     Frequency,
@@ -91,7 +90,7 @@ class LowRankMomentumPolicy(OwnUpdates):
     def __init__(self, context: StepContext, frequency: Dion) -> None:
         super().__init__(context)
         self._dion = frequency
-        self._collectives = LibraryCollectives(context.group)
+        self._collectives = context.collectives
 
     def before_update(self, optimizer: Optimizer) -> bool:
         """Performs the whole step; the job's optimizer updates nothing."""

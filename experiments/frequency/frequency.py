@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ddltrace.experiments.collectives.base import Collectives, LibraryCollectives
 from ddltrace.experiments.lazy_torch import dist, torch
 from ddltrace.experiments.messages.message_exchange import MessageExchange
 from ddltrace.experiments.messages.trace_marks import carrying
@@ -42,6 +43,11 @@ class StepContext:
     outer: frozenset[int] = frozenset()
     encodes: bool = False
     keeps_residuals: bool = False
+
+    @property
+    def collectives(self) -> Collectives:
+        """Collectives of the ranks that train the model."""
+        return LibraryCollectives(self.group)
 
 
 class StepPolicy(ABC):

@@ -159,7 +159,7 @@ ORDER = {
         "asynchrony",
         "observation",
         *("pacing", "engine", "network", "harness", "transport_benchmark"),
-        *("predicted", "calibration", "ledger", "verification"),
+        *("timed_here", "predicted", "calibration", "ledger", "verification"),
         *("commands", "__init__"),
     ),
     "dashboard": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import tempfile
@@ -48,6 +49,10 @@ from ddltrace.analyzer.whatif.questions import (
 from ddltrace.analyzer.whatif.replay import Replay
 from ddltrace.analyzer.whatif_commands import whatif
 from ddltrace.experiments import predicted as strategies
+from ddltrace.experiments import timed_here
+from ddltrace.experiments.frequency.demo import Demo
+from ddltrace.experiments.frequency.dion import Dion
+from ddltrace.experiments.timed_here import OwnUpdate, Sent
 from ddltrace.tracer.errors import UsageError
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -400,7 +405,7 @@ def test_an_update_by_another_rule_takes_its_own_time(monkeypatch, spec):
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
     times = []
     for update_ns in (0.0, 10e6, 60e6):
-        monkeypatch.setattr(strategies, "_rule_ns", lambda *_, ns=update_ns: ns)
+        monkeypatch.setattr(strategies, "rule_ns", lambda *_, ns=update_ns: ns)
         times.append(asked.ask(Question(strategy=spec)).step_us)
     alone = asked.ask(Question(strategy=spec.partition("+")[2] or "ddp")).step_us
     assert times[0] <= alone < times[2]
@@ -410,10 +415,44 @@ def test_an_update_by_another_rule_takes_its_own_time(monkeypatch, spec):
 
 def test_updates_of_large_models_are_not_timed(monkeypatch):
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
-    monkeypatch.setattr(strategies, "_MOST_UPDATED", 1000)
-    assert "1,000 elements" in asked.ask(Question(strategy="muon")).refused
-    monkeypatch.setattr(strategies, "_MOST_UPDATED", 1 << 25)
-    assert asked.ask(Question(strategy="muon")).refused is None
+    for limit, refused in ((1000, True), (1 << 25, False)):
+        monkeypatch.setattr(timed_here, "_MOST_UPDATED", limit)
+        for spec in ("muon", "dion"):
+            reason = asked.ask(Question(strategy=spec)).refused
+            assert reason is None if not refused else "1,000 elements" in reason
+
+
+def test_an_update_that_sends_its_own_messages_waits_for_them():
+    trace = ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit")
+    asked = WhatIf(join_steps(trace)[1])
+    shapes = [info.shape for info in trace.tensors(0)]
+    (coefficients,) = _averaged(asked, "demo:k=4", step=3)
+    demo = Demo(k=4)
+    assert coefficients.op == "all_gather"
+    # Each of 4 ranks receives the parts of the 3 others.
+    assert coefficients.link_bytes == 3 * sum(map(demo.wire_bytes, shapes))
+    lefts, rights = _averaged(asked, "dion:rank=2", step=3)
+    sides = [Dion(rank=2).sides(shape) for shape in shapes if len(shape) > 1]
+    vectors = sum(math.prod(shape) for shape in shapes if len(shape) < 2)
+    for exchange, elements in (
+        (lefts, vectors + sum(rows * rank for rows, _, rank in sides)),
+        (rights, sum(columns * rank for _, columns, rank in sides)),
+    ):
+        assert exchange.op == "all_reduce"
+        assert exchange.link_bytes == 4 * elements * 2 * 3 / 4  # of a ring
+    assert {len(each.carried) for each in (coefficients, lefts, rights)} == {len(shapes)}
+
+
+@pytest.mark.parametrize("spec", ["demo", "dion"])
+def test_an_update_that_sends_its_own_messages_takes_its_own_time(monkeypatch, spec):
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    times = []
+    for ns in (0.0, 30e6):
+        update = OwnUpdate((Sent("all_reduce", 1000, ns),), ns)
+        monkeypatch.setattr(strategies, "own_update", lambda *_, update=update: update)
+        times.append(asked.ask(Question(strategy=spec)).step_us)
+    # Before the message and after it; scaled as above.
+    assert times[1] - times[0] == pytest.approx(60e3, rel=0.1)
 
 
 def test_outer_steps_in_pairs_send_to_one_other_rank():

@@ -34,7 +34,7 @@ def test_a_question_is_answered() -> None:
 def test_every_strategy_is_ranked_and_what_is_not_known_has_a_reason() -> None:
     said = asked("ddp-4-hosts-400mbit", every=True)
     assert said.index("bf16") < said.index("fifo")
-    assert "what it averages is not simulated" in said
+    assert "which layers send factors depends on the batch" in said
 
 
 def test_a_question_that_the_trace_does_not_answer() -> None:
