@@ -61,8 +61,8 @@ class Network:
 
     @property
     def name(self) -> str:
-        """Name of its file."""
-        return "-".join(["architectures", *self.options.values()])
+        """Its name on the command line."""
+        return "-".join(self.options.values())
 
     @property
     def topology(self) -> Topology:
@@ -197,9 +197,13 @@ def main() -> None:
         return
     networks = [each for each in NETWORKS if not options.network or each.name in options.network]
     measure = None if options.report_only else partial(_measure, options)
-    found = measured(networks, options.directory, lambda network: network.name, measure)
+    found = measured(networks, options.directory, _file, measure)
     write_section("architectures", _section(found, options.page), options.page)
     print(f"wrote {options.page}")
+
+
+def _file(network: Network) -> str:
+    return f"architectures-{network.name}"
 
 
 def _measure(options: argparse.Namespace, network: Network, output: Path) -> None:
