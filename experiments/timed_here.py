@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -123,7 +123,9 @@ def own_update(frequency: Frequency, gradients: Sequence[Gradient], ranks: int) 
     """
     parameters, optimizer = _model(gradients)
     alone = _Alone(ranks)
-    policy = frequency.policy(_AloneContext([("", each) for each in parameters], alone))
+    nothing = cast(Any, None)  # groups and exchanges, which such a policy does not use
+    named = [("", parameter) for parameter in parameters]
+    policy = frequency.policy(_AloneContext("", named, nothing, nothing, nothing, alone=alone))
 
     def update() -> list[int]:
         alone.begin()
@@ -192,16 +194,15 @@ class _Done:
         return
 
 
+@dataclass(frozen=True)
 class _AloneContext(StepContext):
     """The context of a policy that runs without other ranks."""
 
-    def __init__(self, parameters: list[tuple[str, Any]], alone: _Alone) -> None:
-        super().__init__("", parameters, cast(Any, None), cast(Any, None), cast(Any, None))
-        object.__setattr__(self, "_alone", alone)
+    alone: Collectives = field(kw_only=True)
 
     @property
     def collectives(self) -> Collectives:
-        return cast(Collectives, self._alone)  # type: ignore[attr-defined]
+        return self.alone
 
 
 def _model(gradients: Sequence[Gradient]) -> tuple[list[torch.nn.Parameter], Optimizer]:
