@@ -119,13 +119,13 @@ def own_update(frequency: Frequency, gradients: Sequence[Gradient], ranks: int) 
         ranks: Number of ranks.
 
     Raises:
-        Refused: The model is too large, or it sends in another way.
+        Refused: The model is too large, or the update needs other ranks.
     """
     parameters, optimizer = _model(gradients)
     alone = _Alone(ranks)
     nothing = cast(Any, None)  # groups and exchanges, which such a policy does not use
     named = [("", parameter) for parameter in parameters]
-    policy = frequency.policy(_AloneContext("", named, nothing, nothing, nothing, alone=alone))
+    context = _AloneContext("", named, nothing, nothing, nothing, alone=alone)
 
     def update() -> list[int]:
         alone.begin()
@@ -133,7 +133,13 @@ def own_update(frequency: Frequency, gradients: Sequence[Gradient], ranks: int) 
             policy.before_update(optimizer)
         return alone.end()
 
-    *before, after = _medians(update)
+    try:
+        policy = frequency.policy(context)
+        *before, after = _medians(update)
+    except Refused:
+        raise
+    except Exception as error:  # a technique of the user's own may do anything
+        raise Refused(f"its update does not run without other ranks: {error!r:.200}") from error
     return OwnUpdate(
         tuple(Sent(op, size, ns) for (op, size), ns in zip(alone.sent, before, strict=True)), after
     )

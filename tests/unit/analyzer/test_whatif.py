@@ -52,6 +52,8 @@ from ddltrace.experiments import predicted as strategies
 from ddltrace.experiments import timed_here
 from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.dion import Dion
+from ddltrace.experiments.frequency.frequency import Frequency
+from ddltrace.experiments.messages.message_plan import Gradient
 from ddltrace.experiments.timed_here import OwnUpdate, Sent
 from ddltrace.tracer.errors import UsageError
 
@@ -441,6 +443,20 @@ def test_an_update_that_sends_its_own_messages_waits_for_them():
         assert exchange.op == "all_reduce"
         assert exchange.link_bytes == 4 * elements * 2 * 3 / 4  # of a ring
     assert {len(each.carried) for each in (coefficients, lefts, rights)} == {len(shapes)}
+
+
+class _NeedsOthers(Frequency):
+    """A user's own technique that does not use the context's collectives."""
+
+    exchanges = "momentum"
+
+    def policy(self, context):
+        raise RuntimeError(f"{context.group} has no ranks")
+
+
+def test_an_update_that_needs_other_ranks_is_refused():
+    with pytest.raises(Refused, match="does not run without other ranks: RuntimeError"):
+        timed_here.own_update(_NeedsOthers(), [Gradient(0, "weight", 6, 4, "float32", (2, 3))], 2)
 
 
 @pytest.mark.parametrize("spec", ["demo", "dion"])
