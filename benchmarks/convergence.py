@@ -53,10 +53,9 @@ RATES: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 OPTIMIZERS: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
     "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
     "adamw": torch.optim.AdamW,
-    "plain": torch.optim.SGD,
 }
 """Optimizers with which every technique is judged, as long as it works with them."""
-OPTIMIZER_TITLES: Final = {"momentum": "momentum", "plain": "plain SGD", "adamw": "AdamW"}
+OPTIMIZER_TITLES: Final = {"momentum": "SGD with momentum", "adamw": "AdamW"}
 
 BASELINE: Final = "ddp"
 TECHNIQUES: Final = (
