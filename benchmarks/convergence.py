@@ -299,8 +299,11 @@ def section(cases: Sequence[Case], record: Record, steps: int) -> str:
             if found is None:
                 missing.append(f"`{case.spec}` ({optimizer})")
                 continue
-            low, high = (100 * (found.difference + sign * found.half) for sign in (-1, 1))
-            shown, words = f"{100 * found.difference:+.2f} [{low:+.2f}, {high:+.2f}]", found.verdict
+            difference, low, high = (
+                round(100 * (found.difference + sign * found.half), 2) + 0.0  # no -0.00
+                for sign in (0, -1, 1)
+            )
+            shown, words = f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]", found.verdict
             if case.spec == BASELINE:
                 shown, words = "", "baseline"
             lines.append(
