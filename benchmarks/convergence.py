@@ -276,12 +276,12 @@ def section(cases: Sequence[Case], record: Record, steps: int) -> str:
         "The ranks are simulated in one process with the engine's own exchanges; two simulated "
         "ranks reach the parameters of two real ranks to the last bit "
         "(`tests/integration/test_frequency.py`; codecs that round at random are equal in "
-        f"distribution only). Rates, for every technique: {rates}; the best on a seed that is not "
+        f"distribution only). Rates, for every technique: {rates}; the best on one seed that is not "
         "among those compared. Difference: against DDP with the same optimizer, paired by seed, "
         f"with its 95 % interval. A technique is within {WITHIN:.0%} if its interval lies above "
         f"{-100 * WITHIN:g} point, and misses if its interval lies below. Techniques that are "
-        "optimizers of their own replace the one named, whose rate, weight decay and, where they "
-        "have none, momentum they take. "
+        "optimizers of their own replace the one named; they take its rate and weight decay, and "
+        "its momentum unless they have their own. "
         "Every training is a line of `benchmarks/results/convergence.jsonl`.",
     ]
     missing = []
