@@ -114,6 +114,8 @@ def main() -> None:
         fusion(data)
     except TypeError as error:
         print(f"refused: {'missing' in str(error)}\n", end="")
+    # Without it, PyTorch's own threads now and then end the process with a signal.
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
