@@ -279,9 +279,9 @@ def section(cases: Sequence[Case], record: Record, steps: int) -> str:
         f"distribution only). Rates, for every technique: {rates}; the best on one seed that is "
         "not among those compared. Difference: against DDP with the same optimizer, paired by "
         f"seed, with its 95 % interval. A technique is within {WITHIN:.0%} if its interval lies "
-        f"above {-100 * WITHIN:g} point, and misses if its interval lies below. Techniques that are "
-        "optimizers of their own replace the one named; they take its rate and weight decay, and "
-        "its momentum unless they have their own. "
+        f"above {-100 * WITHIN:g} point, and misses if its interval lies below. Techniques that "
+        "are optimizers of their own replace the one named; they take its rate and weight decay, "
+        "and its momentum unless they have their own. "
         "Every training is a line of `benchmarks/results/convergence.jsonl`.",
     ]
     missing = []
