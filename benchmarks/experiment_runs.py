@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from page_section import with_interval
+
 from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.results_file import read
@@ -91,7 +93,5 @@ def step_text(row: Row, digits: int = 1) -> str:
     time = row.step_time
     if time is None:
         return row.status
-    text = f"{time.us / 1e3:.{digits}f}"
-    if time.low_us is not None and time.high_us is not None:
-        text += f" [{time.low_us / 1e3:.{digits}f}, {time.high_us / 1e3:.{digits}f}]"
-    return text
+    low, high = (None if us is None else us / 1e3 for us in (time.low_us, time.high_us))
+    return with_interval(time.us / 1e3, low, high, digits)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from page_section import with_interval
+
 CaseT = TypeVar("CaseT")
 
 
@@ -19,8 +21,7 @@ def over_rounds(values: Sequence[float], digits: int) -> str:
         values: One for each round.
         digits: Digits after the point.
     """
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    return with_interval(statistics.median(values), min(values), max(values), digits)
 
 
 def measured(

@@ -20,6 +20,18 @@ _SECTION: Final = re.compile(
 )
 
 
+def with_interval(value: float, low: float | None, high: float | None, digits: int) -> str:
+    """A number with its interval in brackets, if it has one.
+
+    Args:
+        digits: Digits after the point.
+    """
+    text = f"{value:.{digits}f}"
+    if low is None or high is None:
+        return text
+    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
 def write_section(name: str, text: str, page: Path = PAGE) -> None:
     """Replaces a section of the page, or appends it.
 

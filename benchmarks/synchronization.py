@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 from experiment_runs import keep, read_kept, run_or_resume, step_text
-from page_section import PAGE, RESULTS, write_image, write_section
+from page_section import PAGE, RESULTS, with_interval, write_image, write_section
 from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
@@ -201,9 +201,9 @@ def _seconds(row: Row, target: float) -> Bar | None:
 
 def _speed(row: Row, target: float) -> list[str]:
     found = _seconds(row, target)
-    text = NOT_KNOWN if found is None else f"{found.value:.2f}"
-    if found is not None and found.low is not None and found.high is not None:
-        text += f" [{found.low:.2f}, {found.high:.2f}]"
+    text = NOT_KNOWN
+    if found is not None:
+        text = with_interval(found.value, found.low, found.high, 2)
     return [f"`{row.strategy}`", step_text(row, 2), text, number_text(row.train_loss, 1, 4)]
 
 
