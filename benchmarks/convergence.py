@@ -287,7 +287,7 @@ def section(cases: Sequence[Case], record: Record, steps: int) -> str:
     missing = []
     for optimizer in OPTIMIZERS:
         lines = [
-            f"### With {OPTIMIZER_TITLES[optimizer]}",
+            f"### {OPTIMIZER_TITLES[optimizer]}",
             "",
             "| technique | rate | seeds | accuracy | difference in points | verdict |",
             "|---|---|---|---|---|---|",

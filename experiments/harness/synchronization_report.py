@@ -106,7 +106,7 @@ def runs_ahead(found: Mapping[str, Any]) -> bool:
 def merged(values: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The synchronization of several runs of one strategy as one; None for no runs.
 
-    What is counted and blocked by worker is the sum of the runs, `blocked_us` their mean.
+    Counts and the blocked times of workers are summed over the runs; `blocked_us` is their mean.
     """
     if len(values) < 2:
         return values[0] if values else None
