@@ -214,12 +214,16 @@ def strange(rank, group):
     assert negative.is_neg()
     dist.broadcast(negative, src=1)
     say(f"rank {rank} loss of the negative {negative.tolist()}")
+    # PyTorch holds Python's lock while a group in Python queues a message, and Gloo's thread needs
+    # that lock, while it locks the queue, to free the message before: works keep it.
     with Seeing() as mode:
-        dist.all_reduce(torch.ones(5))
+        works = [dist.all_reduce(torch.ones(5), async_op=True)]
+        works[0].wait()
     assert any("allreduce" in name for name in mode.seen), mode.seen
     derived = Derived(group)
-    derived.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
-    derived.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+    for _ in range(2):
+        works.append(derived.allreduce([torch.ones(2)], dist.AllreduceOptions()))
+        works[-1].wait()
 
 
 def in_backward(rank, group):
