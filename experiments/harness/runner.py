@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -186,7 +189,11 @@ class _Experiment:
 
     def make_missing_runs(self) -> Results:
         """Executes every missing run; writes the results after each."""
-        with ProgressBar(len(self._planned) - len(self._runs)) as bar, self._signals.handling():
+        with (
+            _reserved(self._directory),
+            ProgressBar(len(self._planned) - len(self._runs)) as bar,
+            self._signals.handling(),
+        ):
             return self._make_missing_runs(bar)
 
     def _make_missing_runs(self, progress: ProgressBar) -> Results:
@@ -287,6 +294,29 @@ class _Experiment:
             protocol=self._settings.protocol,
             max_other_cores=self._settings.max_other_cores,
         )
+
+
+@contextmanager
+def _reserved(directory: Path) -> Iterator[None]:
+    """Lets no second experiment write into a directory; the lock ends with this process.
+
+    Raises:
+        UsageError: An experiment is running there.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"an experiment is running in {directory}: end it first, or choose another "
+                "directory with -o"
+            ) from None
+        except OSError:  # some network file systems lock no directories
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _current_other_cores() -> float | None:
@@ -429,22 +459,23 @@ def remove_experiment(directory: Path) -> None:
     """Removes the files of an experiment and its traces; other files stay.
 
     Raises:
-        UsageError: A job is still being recorded there.
+        UsageError: It is running, or a job is still being recorded there.
         OSError: A file cannot be removed.
     """
     settings = settings_of(results_file.read(directory / RESULTS_FILE), directory)
     runs = plan_runs(settings)
     traces = [directory / planned.name for planned in runs]
     traces = [trace for trace in traces if not trace.is_symlink() and is_trace(trace)]
-    for trace in traces:
-        check_not_recorded(trace)
-    for trace in traces:
-        remove_trace(trace)
-        if not any(trace.iterdir()):
-            trace.rmdir()
-    for planned in runs:
-        outcomes.remove(outcome_path(planned, directory))
-        log_path(planned, directory).unlink(missing_ok=True)
-    # The results go last: without them, the rest would not be known to be an experiment.
-    for name in (ARROW_FILE, PROFILE_FILE, RESULTS_FILE):
-        (directory / name).unlink(missing_ok=True)
+    with _reserved(directory):
+        for trace in traces:
+            check_not_recorded(trace)
+        for trace in traces:
+            remove_trace(trace)
+            if not any(trace.iterdir()):
+                trace.rmdir()
+        for planned in runs:
+            outcomes.remove(outcome_path(planned, directory))
+            log_path(planned, directory).unlink(missing_ok=True)
+        # The results go last: without them, the rest would not be known to be an experiment.
+        for name in (ARROW_FILE, PROFILE_FILE, RESULTS_FILE):
+            (directory / name).unlink(missing_ok=True)

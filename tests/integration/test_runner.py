@@ -361,6 +361,28 @@ def test_resume_makes_what_is_missing_and_keeps_the_rest(
     assert not heard.started
 
 
+@pytest.mark.usefixtures("broken")
+def test_no_second_one_runs_in_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    class Repeated(Heard):
+        def start(self, planned: PlannedRun) -> None:
+            super().start(planned)
+            for second in (runner.resume_experiment, runner.remove_experiment):
+                with pytest.raises(UsageError, match="an experiment is running in") as error:
+                    second(tmp_path)
+                refused.append(str(error.value))
+
+    heard = Repeated()
+    monkeypatch.setattr(runner, "ProgressBar", lambda _, bar=heard: bar)
+    assert runner.run_experiment(SETTINGS, tmp_path).status == "complete"
+    assert len(refused) == 2 * 6
+    runner.remove_experiment(tmp_path)
+    assert not list(tmp_path.glob("*.json"))
+
+
 @pytest.mark.parametrize("settings", [{}, {"strategies": 3}, {"strategies": ["ddp"], "steps": "x"}])
 def test_settings_that_cannot_be_run_are_refused(settings: object, tmp_path: Path) -> None:
     value = Results(settings=settings).to_json()  # type: ignore[arg-type]
