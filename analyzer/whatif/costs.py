@@ -13,9 +13,11 @@ and how many messages follow each other:
 On a GPU, time = messages x overhead + bytes / bandwidth. With Gloo, whose ring has two segments in
 flight, the overhead is work of processors, most of which goes on while data is on its way. A
 message takes what is longer: messages x overhead on the processors of its machines, or bytes /
-bandwidth and a part of that work on the links. Messages in flight at the same time share both. On 4
-emulated hosts that share two cores, all_reduces of 1 to 64 KiB take some 4 ms whatever their size,
-and those of 1 MiB or more within 2 % of bytes / bandwidth (``ddltrace experiment calibrate``).
+bandwidth and a part of that work on the links. Messages in flight at the same time share both: the
+links in proportion to what each sends before it waits for an answer, bytes / messages, because Gloo
+sends everything between two ranks over one connection, in order. On 4 emulated hosts that share two
+cores, all_reduces of 1 to 64 KiB take some 4 ms whatever their size, and those of 1 MiB or more
+within 2 % of bytes / bandwidth (``ddltrace experiment calibrate``).
 
 The latency of the network, which a question may give, comes before the data.
 """
@@ -114,10 +116,11 @@ class Network:
         if self.machines:
             processors = tuple(sorted({-1 - self.machines[place] for place in places}))
             flows = data + (1 - self.hidden) * work if data else 0.0
-            demands = [Demand(links, flows), Demand(processors, work)]
+            weight = size / max(rounds, 1)
+            demands = [Demand(links, flows, weight), Demand(processors, work)]
             if exchange.encoded:
                 coding = Demand(processors, work / 2)
-                demands = [coding, Demand(links, data), coding]
+                demands = [coding, Demand(links, data, weight), coding]
         else:
             demands = [Demand(links, work + data)]
         met = tuple(demand for demand in demands if demand.busy_ns)

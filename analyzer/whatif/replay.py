@@ -14,7 +14,7 @@ share max-min fairly. It is complete when all its demands are met, at the same t
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,10 +40,12 @@ class Demand:
     Attributes:
         resources: The links or processors that it uses, all of them at the same time.
         busy_ns: How long it keeps the busiest of them busy if nothing else uses them.
+        weight: Its share of a resource is in proportion to this.
     """
 
     resources: tuple[int, ...]
     busy_ns: float
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,14 @@ class _Flow:
         number: Its exchange.
         resources: The links or processors.
         left: How long what is left keeps the busiest of them busy alone, ns.
+        weight: As in `Demand`.
         rate: The share of them that it has.
     """
 
     number: int
     resources: tuple[int, ...]
     left: float
+    weight: float
     rate: float = 0.0
 
 
@@ -382,7 +386,9 @@ class Replay:
 
     def _flow(self, number: int, demands: Sequence[Demand]) -> None:
         """Begins to meet demands of an exchange; all flows have new shares."""
-        self._flows += [_Flow(number, demand.resources, demand.busy_ns) for demand in demands]
+        self._flows += [
+            _Flow(number, demand.resources, demand.busy_ns, demand.weight) for demand in demands
+        ]
         self._share_resources()
 
     def _complete(self, number: int, time: float) -> None:
@@ -413,18 +419,21 @@ class Replay:
             self._enqueue(number)
 
     def _share_resources(self) -> None:
-        """Gives each flow its share of its resources: max-min fair."""
+        """Gives each flow its share of its resources: max-min fair, by weight."""
         left = {resource: 1.0 for flow in self._flows for resource in flow.resources}
         waiting = list(self._flows)
         while waiting:
-            users = Counter(resource for flow in waiting for resource in flow.resources)
-            tightest = min(users, key=lambda resource: left[resource] / users[resource])
-            share = left[tightest] / users[tightest]
+            weights: defaultdict[int, float] = defaultdict(float)
+            for flow in waiting:
+                for resource in flow.resources:
+                    weights[resource] += flow.weight
+            tightest = min(weights, key=lambda resource: left[resource] / weights[resource])
+            share = left[tightest] / weights[tightest]
             for flow in waiting:
                 if tightest in flow.resources:
-                    flow.rate = share
+                    flow.rate = share * flow.weight
                     for resource in flow.resources:
-                        left[resource] = max(left[resource] - share, 0.0)
+                        left[resource] = max(left[resource] - flow.rate, 0.0)
             waiting = [flow for flow in waiting if tightest not in flow.resources]
 
     def _next_flow(self) -> tuple[float, _Flow | None]:

@@ -218,8 +218,8 @@ def test_processors_work_beside_the_data_of_messages():
     exchanges = [_message(size=400, queue=0), _message(size=4, queue=1)]
     program = program_of([rank, rank], exchanges)
     network = Network(50.0, 1.0, (0, 1), machines=(0, 0), hidden=1.0)
-    # Work is shared until both are done at 200; the data of the first one takes 404 with the other.
-    assert Replay(program, links=network.use).run().spans == [(0.0, 404.0), (0.0, 200.0)]
+    # Work is shared until both are done at 200; the link by size, until the data of both are sent.
+    assert Replay(program, links=network.use).run().spans == [(0.0, 404.0), (0.0, 404.0)]
     assert network.alone_ns(2, 400) == 400
     assert network.alone_ns(2, 4) == 100
     shown = replace(network, hidden=0.5)
@@ -238,9 +238,25 @@ def test_codecs_work_before_and_after_the_data_of_messages():
     ]
     program = program_of([rank, rank], exchanges)
     network = Network(50.0, 1.0, (0, 1), machines=(0, 0), hidden=1.0)
-    # Both encode until 100, and share the link until 108: 50 more for the second, and for the
-    # first the 396 that are left, and 50.
-    assert Replay(program, links=network.use).run().spans == [(0.0, 554.0), (0.0, 158.0)]
+    # Both encode until 100, share the link by size until 504, and decode until 604.
+    assert Replay(program, links=network.use).run().spans == [(0.0, 604.0), (0.0, 604.0)]
+
+
+def test_a_message_that_comes_later_ends_after_one_of_its_size():
+    rank = items_of(
+        *((LAUNCH, n, 100 * (n == 1)) for n in range(3)),
+        *((WAIT, n, 0) for n in range(3)),
+        (STEP_END, -1, 0),
+    )
+    exchanges = [_message(size=size, queue=n) for n, size in enumerate((400, 400, 100))]
+    network = Network(0.0, 1.0, (0, 1), machines=(0, 0))
+    replayed = Replay(program_of([rank, rank], exchanges), links=network.use).run()
+    # 100 of the first; then shares of 4, 4 and 1 of 9: the small one is done after 9/1 x 100,
+    # but the first one, with 300 left, after 9/4 x 300 = 675, and so the others have more.
+    assert replayed.spans[0] == pytest.approx((0.0, 775.0))
+    # 675 x 4/9 = 300 and 75 are sent of the others: 100 and 25 are left, in shares of 4 and 1.
+    assert replayed.spans[1] == pytest.approx((100.0, 900.0))
+    assert replayed.spans[2] == pytest.approx((100.0, 900.0))
 
 
 def test_ranks_that_share_processors_work_longer(monkeypatch):
