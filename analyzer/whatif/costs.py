@@ -111,20 +111,34 @@ class Network:
             size = bytes_on_link(exchange.op, len(places), exchange.bytes)
         if rounds is None:
             rounds = messages_in_a_row(exchange.op, len(places))
-        links = tuple(sorted({self.hosts[place] for place in places}))
+        links = self._links(exchange)
         work, data = self.processor_ns(exchange), size * self.ns_per_byte
         if self.machines:
-            processors = tuple(sorted({-1 - self.machines[place] for place in places}))
+            at = exchange.ends or places
+            processors = tuple(sorted({-1 - self.machines[place] for place in at}))
             flows = data + (1 - self.hidden) * work if data else 0.0
-            weight = size / max(rounds, 1)
+            weight = exchange.weight * size / max(rounds, 1)
             demands = [Demand(links, flows, weight), Demand(processors, work)]
             if exchange.encoded:
                 coding = Demand(processors, work / 2)
                 demands = [coding, Demand(links, data, weight), coding]
         else:
             demands = [Demand(links, work + data)]
-        met = tuple(demand for demand in demands if demand.busy_ns)
+        met = tuple(demand for demand in demands if demand.busy_ns and demand.resources)
         return LinkUse(rounds * self.latency_ns, met, in_turn=exchange.encoded)
+
+    def _links(self, exchange: Exchange) -> tuple[int, ...]:
+        """The links that it uses: of processes beside the ranks, each direction of one by itself.
+
+        Messages between two processes of a host use none, unless there is only that host.
+        """
+        if exchange.ends is None:
+            return tuple(sorted({self.hosts[place] for place in exchange.places.tolist()}))
+        source, target = (self.hosts[place] for place in exchange.ends)
+        count = max(self.hosts) + 1
+        if source != target:
+            return source, target + count
+        return () if count > 1 else (source,)
 
     def processor_ns(self, exchange: Exchange) -> float:
         """What an exchange takes of processors, or of the device, beside its data."""

@@ -31,6 +31,9 @@ from ddltrace.tracer.errors import TraceError
 SIGNAL: Final = "signal"
 """The operation of an exchange that sends nothing: all its ranks have come to a point."""
 
+BESIDE: Final = "beside"
+"""The operation of an exchange that is work of a process beside the ranks, and no message."""
+
 LAUNCH: Final = 0
 WAIT: Final = 1
 STEP_END: Final = 2
@@ -63,6 +66,9 @@ class Exchange:
         encoded: Whether half of that comes before its data and half after them, as a codec's work
             does; else it goes on beside them.
         carried: Ids of the tensors that it carries, where they are known.
+        ends: Of what a process beside the ranks sends, receives or does: a rank on the host that
+            sends, and one on the host that receives.
+        weight: Its share of a link that others use as well, relative to that of its size.
     """
 
     op: str
@@ -79,6 +85,8 @@ class Exchange:
     processor_ns: float | None = None
     encoded: bool = False
     carried: tuple[int, ...] = ()
+    ends: tuple[int, int] | None = None
+    weight: float = 1.0
 
 
 class Controller(Protocol):
@@ -92,7 +100,7 @@ class Controller(Protocol):
         """
 
     def completed(self, exchange: int) -> Sequence[int]:
-        """An exchange has completed that it started; returns those to start now, in order."""
+        """An exchange has completed; returns those to start now, in order."""
 
 
 @dataclass
@@ -148,7 +156,7 @@ class Program:
     controller: Callable[[], Controller] | None = None
 
 
-def periods(ends: FloatArray) -> FloatArray:
+def periods(ends: FloatArray | IntArray) -> FloatArray:
     """The time of each measured step: between the ends of two steps on their last ranks, ns.
 
     Args:
@@ -163,7 +171,7 @@ def find_program(joined: JoinedSteps) -> Program:
     Raises:
         TraceError: The trace does not have two steps that all ranks completed.
     """
-    steps = _consecutive(joined)
+    steps = consecutive(joined, len(joined.scans))
     graph, messages = joined.graph, joined.joined.messages
     ranks = list(messages.ranks)
     bounds = [_bounds(joined, rank, steps) for rank in ranks]
@@ -186,10 +194,14 @@ def find_program(joined: JoinedSteps) -> Program:
     )
 
 
-def _consecutive(joined: JoinedSteps) -> IntArray:
-    """The last steady steps that follow each other and that all ranks completed."""
+def consecutive(joined: JoinedSteps, ranks: int) -> IntArray:
+    """The last steady steps that follow each other and that so many ranks completed: their numbers.
+
+    Raises:
+        TraceError: There are fewer than two.
+    """
     steps = joined.steps
-    whole = steps.steady & (steps.ranks == len(joined.scans))
+    whole = steps.steady & (steps.ranks == ranks)
     numbers = steps.number[whole][-MOST_STEPS:]
     gaps = np.flatnonzero(np.diff(numbers) != 1)
     numbers = numbers[gaps[-1] + 1 :] if len(gaps) else numbers

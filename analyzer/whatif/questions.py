@@ -40,6 +40,7 @@ from ddltrace.analyzer.whatif.program import (
     Exchange,
     Items,
     Program,
+    consecutive,
     find_program,
     periods,
 )
@@ -864,7 +865,7 @@ def what_if(trace: Trace, steps: range | None = None, *, calibration: Path | Non
 
 
 def recorded_us(trace: Trace, cycle: int) -> float:
-    """The time per step that a trace shows.
+    """The time per step that a trace shows: of the ranks that train, without servers.
 
     Args:
         cycle: Steps after which what the job does repeats.
@@ -872,7 +873,11 @@ def recorded_us(trace: Trace, cycle: int) -> float:
     Raises:
         TraceError: The trace has no two steady steps in a row.
     """
-    steps = _by_cycle(periods(find_program(join_steps(trace)[1]).recorded), cycle)
+    joined = join_steps(trace)[1]
+    scans = [scan for scan in joined.scans.values() if len(scan.step)]
+    numbers = consecutive(joined, len(scans))
+    ends = np.array([scan.step_end[np.searchsorted(scan.step, numbers)] for scan in scans]).T
+    steps = _by_cycle(periods(ends), cycle)
     if not len(steps):
         raise TraceError(f"the trace has fewer steps than a cycle of {cycle}")
     return float(np.median(steps)) / 1e3

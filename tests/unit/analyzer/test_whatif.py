@@ -32,6 +32,7 @@ from ddltrace.analyzer.whatif.calibration import read_calibration
 from ddltrace.analyzer.whatif.costs import Network, bytes_on_link, messages_in_a_row
 from ddltrace.analyzer.whatif.predicted_trace import predicted_trace
 from ddltrace.analyzer.whatif.program import (
+    BESIDE,
     LAUNCH,
     SIGNAL,
     STEP_END,
@@ -497,6 +498,43 @@ def test_outer_steps_in_pairs_send_to_one_other_rank():
     assert asked.ask(Question(strategy="noloco:period=4")).refused is None
     more = asked.ask(Question(strategy="noloco:period=4", ranks=8))
     assert "pairs" in more.refused
+
+
+@pytest.mark.parametrize("spec", ["asp", "ssp:bound=2", "ssp:bound=0", "ps:servers=2+ssp:bound=1"])
+def test_servers_let_workers_run_ahead_as_their_rule_says(spec):
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    program, replayed = asked.predict(Question(strategy=spec, straggler=(1, 0.3)))
+    pushed = np.zeros(replayed.ends.T.shape)  # when the last server has a push of a worker
+    for number, each in enumerate(program.exchanges):
+        if each.op == BESIDE:
+            worker, done = int(each.places[0]), float(replayed.done[number][0])
+            pushed[worker, each.step] = max(pushed[worker, each.step], done)
+    assert (pushed > 0).all()
+    bound = 2 if spec == "asp" else int(spec[-1])
+    slowest = pushed.max(axis=0)  # when all workers have pushed a step
+    begun = replayed.ends[bound:-1]
+    holds = begun >= slowest[: len(begun), None]
+    assert holds.all() == (spec != "asp")
+    assert (replayed.waited[:, 0].sum() > 5e9) == (spec != "asp")
+
+
+def test_backup_workers_are_not_waited_for():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    _, late = asked.predict(Question(strategy="backup", straggler=(1, 0.3)))
+    _, usual = asked.predict(Question(strategy="backup"))
+    assert late.ends[-1, 0] == pytest.approx(usual.ends[-1, 0], rel=0.3)
+    assert late.ends[-1, 1] > 1.4 * late.ends[-1, 0]
+
+
+def test_each_direction_of_a_servers_link_is_used_by_itself():
+    network = Network(0.0, 1.0, (0, 1, 2))
+    message = replace(_message(op="send"), places=np.array([1]), link_bytes=100.0, rounds=1)
+    push, reply, beside = (replace(message, ends=ends) for ends in ((1, 0), (0, 1), (0, 0)))
+    used = [demand.resources for each in (push, reply) for demand in network.use(each).demands]
+    assert len(used) == 2
+    assert not set(used[0]) & set(used[1])
+    assert not network.use(beside).demands
+    assert replace(network, hosts=(0, 0, 0)).use(push).demands  # the memory of the only host
 
 
 def _averaged(asked: WhatIf, spec: str, *, step: int) -> list[Exchange]:
