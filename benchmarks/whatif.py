@@ -253,6 +253,7 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         "same network, a codec": [row for row in rows if _kind(row) == "codec"],
         "same network, fewer exchanges": [row for row in rows if _kind(row) == "frequency"],
         "same network, an architecture": [row for row in rows if _kind(row) == "architecture"],
+        "same network, a rule of servers": [row for row in rows if _kind(row) == "servers"],
         "same network, an optimizer's rule": [row for row in rows if _kind(row) == "rule"],
         "another network": [row for row in rows if _kind(row) == "network"],
         "all": list(rows),
@@ -271,6 +272,8 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         if (measured := pair.measurement) is not None
     ]
     text.append(f'| for comparison: "nothing changes" | {_numbers(nothing)} |')
+    if again := _measured_again(rows):
+        text.append(f"| for comparison: the same runs on an earlier day | {_numbers(again)} |")
     text += ["", "By job, with the model of that day:", ""]
     text += [
         "| predicted | job | rows | error: median | 90th percentile | of the speed-up: median "
@@ -284,6 +287,29 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         jobs.setdefault(key, []).append(_measured(row))
     text += [f"| {job} | {_numbers(mine)} |" for job, mine in jobs.items()]
     return [*text, ""]
+
+
+def _measured_again(rows: Sequence[ledger.Pair]) -> list[dict[str, Any]]:
+    """The errors that a measurement of an earlier day has as a prediction, where there is one."""
+    earlier: dict[tuple[object, ...], dict[str, Any]] = {}
+    found = []
+    for row in rows:
+        settings, measured = row.prediction["settings"], row.measurement
+        assert measured is not None
+        key = (
+            *(settings[name] for name in ("workload", "width", "bandwidth")),
+            row.prediction["answer"]["question"]["strategy"],
+        )
+        before = earlier.get(key)
+        if before is not None and before["time"][:10] != measured["time"][:10]:
+            step, baseline = (
+                np.median(before[name]) / np.median(measured[name])
+                for name in ("runs_us", "baseline_runs_us")
+            )
+            errors = {"error": step - 1, "speedup_error": step / baseline - 1}
+            found.append({**errors, "noise": measured["noise"], "sign_right": None})
+        earlier[key] = measured
+    return found
 
 
 def _measured(pair: ledger.Pair) -> dict[str, Any]:
@@ -311,15 +337,15 @@ def _kind(pair: ledger.Pair) -> str:
     if _source(pair) != pair.prediction["settings"]["bandwidth"]:
         return "network"
     strategy = parse(spec)
-    if strategy.optimizer_rule is not None:
-        return "rule"
-    if strategy.frequency is not None:
-        return "frequency"
-    if strategy.encodes:
-        return "codec"
-    if strategy.architecture is not None:
-        return "architecture"
-    return "bucket" if isinstance(strategy.schedule, DdpBuckets) else "schedule"
+    kinds = {
+        "servers": strategy.place == "servers",
+        "rule": strategy.optimizer_rule is not None,
+        "frequency": strategy.frequency is not None,
+        "codec": strategy.encodes,
+        "architecture": strategy.architecture is not None,
+        "bucket": isinstance(strategy.schedule, DdpBuckets),
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "schedule")
 
 
 def _row(pair: ledger.Pair) -> str:
