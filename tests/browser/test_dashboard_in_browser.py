@@ -570,7 +570,7 @@ def test_pinned_rows_stay_while_others_are_scrolled_and_filtered(
     visit.until("scene.lines.every((each) => each.track.kind === 'path')")
     visit.page.get_by_label("Comm", exact=True).check()
     visit.page.fill(".tl-rows", "0")
-    visit.until_true(lambda: "r%3A" in visit.page.url, "the link has the rows")
+    visit.until_true(lambda: f"r%3A{last}___0" in visit.page.url, "the link has the rows")
     measure(visit, 400, 700)
     visit.page.locator(".details .table td", has_text="rank 0").wait_for()
     assert visit.page.locator(".details .table td", has_text=f"rank {last}").count() == 0
