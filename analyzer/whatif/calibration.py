@@ -26,8 +26,6 @@ from ddltrace.tracer.errors import UsageError
 SCHEMA: Final = "ddltrace.calibration/3"
 FILE: Final = "calibration.json"
 """Its name in the folder of a trace."""
-DDP: Final = "ddp"
-"""The strategy of messages that are sent as they are."""
 AT_ONCE: Final = 8
 """Messages that are in flight while exchanges are timed, as in a step."""
 
@@ -85,7 +83,7 @@ class Calibration(msgspec.Struct, frozen=True):
         alone and from eight at once.
 
         Args:
-            strategy: A codec, an architecture, or `DDP`.
+            strategy: A codec, an architecture, or ``ddp``, which sends messages as they are.
             gradients: Elements of each gradient in it.
             messages: How many a step has.
         """

@@ -24,7 +24,7 @@ from ddltrace.analyzer.formatting.units import share_text, time_text
 from ddltrace.analyzer.joined.rendezvous import TREE, links
 from ddltrace.analyzer.measures.measure import JoinedSteps
 from ddltrace.analyzer.measures.processor_time import HostUse, host_uses, processors_of
-from ddltrace.analyzer.whatif.calibration import DDP, FILE, Calibration, read_calibration
+from ddltrace.analyzer.whatif.calibration import FILE, Calibration, read_calibration
 from ddltrace.analyzer.whatif.costs import (
     HIDDEN,
     PAYLOAD,
@@ -553,19 +553,8 @@ class WhatIf:
     def _recorded_messages_us(self, network: Network) -> float:
         """How long the processors of each machine are busy with the recorded messages of a step."""
         if network not in self._messages_us:
-            sent, steps = self.program.exchanges, len(self.program.steps)
-            measured: dict[int, float | None] = {}
-            if self._calibration is not None:
-                each_step = max(round(len(sent) / steps), 1)
-                for size in {each.bytes for each in sent if each.op == "all_reduce"}:
-                    measured[size] = self._calibration.exchange_ns(
-                        DDP, [size // 4], messages=each_step
-                    )
-            whole = 0.0
-            for each in sent:
-                known = measured.get(each.bytes) if each.op == "all_reduce" else None
-                whole += _busy_ns(each, network) if known is None else known
-            self._messages_us[network] = whole / steps / 1e3
+            whole = sum(_busy_ns(each, network) for each in self.program.exchanges)
+            self._messages_us[network] = whole / len(self.program.steps) / 1e3
         return self._messages_us[network]
 
     def _recorded_work_ns(self) -> float:
