@@ -31,6 +31,7 @@ from ddltrace.analyzer.whatif.program import (
     Exchange,
     Items,
     Program,
+    step_bounds,
 )
 from ddltrace.analyzer.whatif.questions import Edit, Refused
 from ddltrace.experiments.architectures import placement
@@ -657,21 +658,18 @@ class _Exchanged:
     def _updates_ns(self, place: int) -> FloatArray:
         """How long a rank's optimizer takes in each step."""
         rank = self._program.ranks[place]
-        scan = self._joined.scans[rank]
-        rows = np.searchsorted(scan.step, self._program.steps)
-        update = self._joined.work[rank]["update"]
-        return lengths_within(update, scan.step_start[rows], scan.step_end[rows]).astype(float)
+        starts, ends = step_bounds(self._joined, rank, self._program.steps)
+        return lengths_within(self._joined.work[rank]["update"], starts, ends).astype(float)
 
     def _update_begins(self, place: int) -> list[int]:
         """When a rank's update begins in each step, in the trace."""
         rank = self._program.ranks[place]
-        scan, update = self._joined.scans[rank], self._joined.work[rank]["update"].start
-        rows = np.searchsorted(scan.step, self._program.steps)
+        time_, update = self._joined.scans[rank].gradient_time, self._joined.work[rank]["update"]
+        starts, ends = step_bounds(self._joined, rank, self._program.steps)
         found = []
-        for start, end in zip(scan.step_start[rows], scan.step_end[rows], strict=True):
-            inside = (scan.gradient_time >= start) & (scan.gradient_time < end)
-            last = int(scan.gradient_time[inside].max(initial=start))
-            found.append(_begin(update, last, int(end)))
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            inside = time_[(time_ >= start) & (time_ < end)]
+            found.append(_begin(update.start, int(inside.max(initial=start)), end))
         return found
 
     def _delays(
@@ -722,8 +720,7 @@ class _Exchanged:
         rank = program.ranks[place]
         scan = joined.scans[rank]
         update = joined.work[rank]["update"].start
-        bounds = np.searchsorted(scan.step, program.steps)
-        starts, ends = scan.step_start[bounds], scan.step_end[bounds]
+        starts, ends = step_bounds(joined, rank, program.steps)
         begins = self._update_begins(place) if self._ops else []
         for step, number in enumerate(program.steps.tolist()):
             if self._averages is not None:  # after the update
@@ -893,20 +890,16 @@ class _Server:
     Attributes:
         home: The rank that starts it, on whose host it is.
         queue: Of its work: one push after another.
-        push_bytes: The gradients that a worker sends.
+        push: The gradients that a worker sends; the server decodes them.
         reply_bytes: The parameters that it gets.
         share: Of the elements, that the server has.
-        encode_ns: What the worker's codec takes.
-        decode_ns: What the server's takes.
     """
 
     home: int
     queue: int
-    push_bytes: float
+    push: _Cost
     reply_bytes: float
     share: float
-    encode_ns: float = 0.0
-    decode_ns: float = 0.0
 
 
 class _Served(_Exchanged):
@@ -924,10 +917,7 @@ class _Served(_Exchanged):
         self._update_ns = 0.0  # the job's own optimizer updates nothing
         self._beside.update(steps)
         self._numbers = {step: [] for step in steps}
-        self._visits = [
-            [[self._visit(worker, step, server) for server in servers] for step in steps]
-            for worker in range(len(program.ranks))
-        ]
+        self._visits = [self._visits_of(each, servers) for each in range(len(program.ranks))]
         made = [self._items(worker, {}) for worker in range(len(program.ranks))]
         work = [items.work for items in made]
         seconds = np.array([np.bincount(each.step, each.work, len(steps)) / 1e9 for each in made])
@@ -970,37 +960,47 @@ class _Served(_Exchanged):
                 _Server(
                     home=number % len(self._program.ranks),
                     queue=lowest - 1 - number,
-                    push_bytes=sent,
+                    push=_Cost(sent, 1, encode * coded, decode * coded),
                     reply_bytes=values,
                     share=load / max(sum(placed.loads), 1),
-                    encode_ns=encode * coded,
-                    decode_ns=decode * coded,
                 )
             )
-        self._costs = [_Cost(each.push_bytes, 1, each.encode_ns) for each in servers]
+        self._costs = [server.push for server in servers]
         return servers
 
-    def _visit(self, worker: int, step: int, server: _Server) -> _Visit:
-        """Adds what a worker exchanges with a server in a step."""
-        network, first = self._network, len(self._exchanges)
+    def _visits_of(self, worker: int, servers: Sequence[_Server]) -> list[list[_Visit]]:
+        """Adds what a worker exchanges with the servers in each step."""
+        network, update_ns = self._network, float(np.median(self._updates_ns(worker)))
         on_machine = network.machines.count(network.machines[worker])
-        update = server.share * float(np.median(self._updates_ns(worker)))
-        one = replace(
-            _exchange("send", np.array([worker]), step),
+        message = replace(
+            _exchange("send", np.array([worker]), 0),
             rounds=1,
             processor_ns=network.overhead_ns / on_machine,  # of a round, in which all ranks send
             tensors=len(self._gradients),
             carried=tuple(gradient.index for gradient in self._gradients),
         )
+        return [
+            [self._visit(replace(message, step=step), server, update_ns) for server in servers]
+            for step in range(len(self._program.steps))
+        ]
+
+    def _visit(self, message: Exchange, server: _Server, update_ns: float) -> _Visit:
+        """Adds a push, the server's work and a reply.
+
+        Args:
+            message: What a message of the worker has whatever it carries.
+            update_ns: What an update of all parameters takes.
+        """
+        (worker,), first = message.places.tolist(), len(self._exchanges)
         push = replace(
-            one,
+            message,
             weight=self._random.uniform(*_UNEVEN),
-            bytes=round(server.push_bytes),
-            link_bytes=server.push_bytes,
+            bytes=round(server.push.link_bytes),
+            link_bytes=server.push.link_bytes,
             ends=(worker, server.home),
         )
         reply = replace(
-            one,
+            message,
             op="recv",
             weight=self._random.uniform(*_UNEVEN),
             bytes=round(server.reply_bytes),
@@ -1008,16 +1008,16 @@ class _Served(_Exchanged):
             ends=(server.home, worker),
         )
         beside = replace(
-            one,
+            message,
             op=BESIDE,
             queue=server.queue,
             link_bytes=0.0,
-            processor_ns=update + server.decode_ns,
+            processor_ns=server.share * update_ns + server.push.decode_ns,
             tensors=0,
             ends=(server.home, server.home),
         )
         self._exchanges += [push, beside, reply]
-        self._cost_of[first] = _Cost(server.push_bytes, 1, server.encode_ns)
+        self._cost_of[first] = server.push
         return _Visit(first, first + 1, first + 2)
 
     def _points(

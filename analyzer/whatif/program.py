@@ -174,7 +174,7 @@ def find_program(joined: JoinedSteps) -> Program:
     steps = consecutive(joined, len(joined.scans))
     graph, messages = joined.graph, joined.joined.messages
     ranks = list(messages.ranks)
-    bounds = [_bounds(joined, rank, steps) for rank in ranks]
+    bounds = [step_bounds(joined, rank, steps) for rank in ranks]
     origin = min(int(starts[0]) for starts, _ in bounds)
     exchange_of, exchanges = _exchanges(joined.joined, graph, ranks, bounds)
     items = [
@@ -212,7 +212,7 @@ def consecutive(joined: JoinedSteps, ranks: int) -> IntArray:
     return np.asarray(numbers)
 
 
-def _bounds(joined: JoinedSteps, rank: int, steps: IntArray) -> tuple[IntArray, IntArray]:
+def step_bounds(joined: JoinedSteps, rank: int, steps: IntArray) -> tuple[IntArray, IntArray]:
     """Starts and ends of the steps on a rank, ns."""
     scan = joined.scans[rank]
     place = np.searchsorted(scan.step, steps)

@@ -43,6 +43,7 @@ from ddltrace.analyzer.whatif.program import (
     consecutive,
     find_program,
     periods,
+    step_bounds,
 )
 from ddltrace.analyzer.whatif.replay import Replay, Replayed
 from ddltrace.tracer.errors import TraceError, UsageError
@@ -285,7 +286,6 @@ class WhatIf:
         self._calibration: Calibration | None = None
         self._uses: list[HostUse] | None = None
         self._fitted: dict[tuple[bool, Network], tuple[float, Replayed]] = {}
-        self._messages_us: dict[Network, float] = {}
 
     @property
     def network(self) -> Network | None:
@@ -295,7 +295,6 @@ class WhatIf:
     def use_calibration(self, calibration: Calibration) -> None:
         """Takes the measured overhead of a message; the time of a byte stays that of the trace."""
         self._calibration = calibration
-        self._messages_us.clear()
         overhead = calibration.overhead_ns(len(self.program.ranks))
         found = fit(
             self.program, self._as_is, self._hosts, self._machines, overhead, is_measured=True
@@ -535,7 +534,7 @@ class WhatIf:
     def _own_us(self, network: Network) -> float | None:
         """As `_used_us`, without the messages of the trace."""
         used = self._used_us()
-        return None if used is None else max(used - self._recorded_messages_us(network), 0.0)
+        return None if used is None else max(used - _busy_us(self.program, network), 0.0)
 
     def _used_us(self) -> float | None:
         """The processor time of the ranks of a machine in a step, by processor.
@@ -549,13 +548,6 @@ class WhatIf:
         if len(used) < ranks or ranks / machines < processors:
             return None
         return float(np.mean(used)) * ranks / machines / processors
-
-    def _recorded_messages_us(self, network: Network) -> float:
-        """How long the processors of each machine are busy with the recorded messages of a step."""
-        if network not in self._messages_us:
-            whole = sum(_busy_ns(each, network) for each in self.program.exchanges)
-            self._messages_us[network] = whole / len(self.program.steps) / 1e3
-        return self._messages_us[network]
 
     def _recorded_work_ns(self) -> float:
         """A rank's own work in all recorded steps, mean over ranks."""
@@ -863,9 +855,9 @@ def recorded_us(trace: Trace, cycle: int) -> float:
         TraceError: The trace has no two steady steps in a row.
     """
     joined = join_steps(trace)[1]
-    scans = [scan for scan in joined.scans.values() if len(scan.step)]
-    numbers = consecutive(joined, len(scans))
-    ends = np.array([scan.step_end[np.searchsorted(scan.step, numbers)] for scan in scans]).T
+    ranks = [rank for rank, scan in joined.scans.items() if len(scan.step)]
+    numbers = consecutive(joined, len(ranks))
+    ends = np.array([step_bounds(joined, rank, numbers)[1] for rank in ranks]).T
     steps = _by_cycle(periods(ends), cycle)
     if not len(steps):
         raise TraceError(f"the trace has fewer steps than a cycle of {cycle}")

@@ -560,7 +560,7 @@ def test_ranks_take_turns_where_no_message_uses_their_processors(monkeypatch, sh
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
     steps, ranks = len(asked.program.steps), len(asked.program.ranks)
     work_us = sum(items.work.sum() for items in asked.program.items) / steps / ranks / 1e3
-    messages_us = asked._recorded_messages_us(asked.network)
+    messages_us = questions._busy_us(asked.program, asked.network)
     used = dict.fromkeys(asked.program.ranks, (share * work_us + messages_us) * 2 / ranks)
     monkeypatch.setattr(questions, "host_uses", lambda *_: [HostUse(1.0, used, 2.0)])
     found = asked.ask(Question(strategy="localsgd:period=4"))
