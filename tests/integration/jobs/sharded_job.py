@@ -36,6 +36,6 @@ for step in range(12):
 if dist.get_rank() == 0:
     Path(sys.argv[1]).write_text("\n".join(value.hex() for value in losses))
 dist.destroy_process_group()
-# The mesh keeps the group, so that Gloo's threads go on. One of them takes Python's lock to free the
-# last message; if the interpreter ends in between, the process aborts.
+# The mesh keeps the group, so that Gloo's threads go on. One of them takes Python's lock to free
+# the last message; if the interpreter ends in between, the process aborts.
 time.sleep(0.1)
