@@ -9,8 +9,8 @@ state machine that they run in a job.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,6 +28,7 @@ from ddltrace.analyzer.whatif.program import (
     SIGNAL,
     STEP_END,
     WAIT,
+    Controller,
     Exchange,
     Items,
     Program,
@@ -35,7 +36,9 @@ from ddltrace.analyzer.whatif.program import (
 )
 from ddltrace.analyzer.whatif.questions import Edit, Refused
 from ddltrace.experiments.architectures import placement
-from ddltrace.experiments.architectures.base import Architecture
+from ddltrace.experiments.architectures.auto import Auto, Links
+from ddltrace.experiments.architectures.base import AnyArchitecture, Architecture
+from ddltrace.experiments.architectures.hierarchical import Hierarchical, hosts_of
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.transfers import Round
 from ddltrace.experiments.codecs.codec import CodecDescription
@@ -53,10 +56,12 @@ from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.spec import BASELINE, exchange_of, parse
 from ddltrace.experiments.strategy.strategy import Strategy
-from ddltrace.experiments.synchronization.bsp import Bsp
+from ddltrace.experiments.synchronization.adpsgd import AdPsgd
+from ddltrace.experiments.synchronization.gossip import Gossip
+from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.synchronization.rule import ServerRule
 from ddltrace.experiments.synchronization.server_state import Answer, Decision, ServerState
-from ddltrace.experiments.timed_here import codec_ns_per_element, own_update, rule_ns
+from ddltrace.experiments.timed_here import codec_ns_per_element, mean_ns, own_update, rule_ns
 
 _SEARCHED: Final = {
     "bucket": ("ddp:bucket_mb={}", (0.25, 0.5, 1, 2, 4, 8, 16, 25, 50, 100)),
@@ -133,7 +138,7 @@ def apply(
     Args:
         work: Own work before each item of each rank.
         spec: The strategy.
-        network: What messages cost.
+        network: What messages cost; its hosts are those of the ranks that exchange them.
         ranks: How many ranks exchange the messages: the program is resized afterwards.
         calibration: What the engine's messages take of processors, where it is measured.
         times_codecs: Whether to time a codec here that is not calibrated.
@@ -148,8 +153,7 @@ def apply(
     gradients = _gradients(joined, program)
     if network is None:
         raise Refused("the trace holds no sizes of messages: what messages cost is not known")
-    kind = _Served if _is_served(strategy) else _Exchanged
-    return kind(
+    return _kind(strategy)(
         joined,
         program,
         work=work,
@@ -184,32 +188,36 @@ def settings(what: str) -> list[str]:
 
 def _check(joined: JoinedSteps, strategy: Strategy) -> None:
     """Refuses what a trace does not show."""
-    rule = strategy.synchronization
     if strategy.parallelism is not None:
         raise Refused("how the model would be divided is not in the trace")
-    if rule is not None and not isinstance(rule, Bsp) and not _is_served(strategy):
-        raise Refused("when its workers would go on is not simulated: experiment run measures it")
     if strategy.transport is not None:
         raise Refused("what another library costs is not in the trace")
-    if strategy.architecture is not None and not isinstance(strategy.architecture, Architecture):
-        raise Refused("compositions of architectures are not simulated")
     if isinstance(strategy.schedule, Poseidon):
         raise Refused("which layers send factors depends on the batch, which is not in the trace")
     if strategy.schedule.search() is not None:
         raise Refused("it searches while the job runs: ask with --search, or for one setting")
-    if strategy.schedule.cycle_ms is not None:
-        raise Refused("it sends by the clock, which is not simulated: experiment run measures it")
     device = joined.trace.infos(joined.trace.ranks[0])[-1].device
     if strategy.encodes and device != "cpu":
         raise Refused("what encoding costs on this device is not known")
     own = strategy.optimizer_rule is not None or strategy.exchanges == "momentum"
-    if (own or _is_served(strategy)) and device != "cpu":
+    if (own or strategy.place in ("servers", "peers")) and device != "cpu":
         raise Refused("what its update costs on this device is not known")
 
 
-def _is_served(strategy: Strategy) -> bool:
-    """Whether servers of their own update the parameters by what each worker pushes."""
-    return strategy.place == "servers"
+def _kind(strategy: Strategy) -> type[_Exchanged]:
+    """What makes the program of a strategy.
+
+    Raises:
+        Refused: Its rule of synchronization is not simulated.
+    """
+    if strategy.place == "servers":
+        return _Served
+    for rule, kind in {Gossip: _Neighbours, AdPsgd: _Pairs, Grouped: _Grouped}.items():
+        if isinstance(strategy.synchronization, rule):
+            return kind
+    if strategy.place != "all":
+        raise Refused("when its workers would go on is not simulated: experiment run measures it")
+    return _Exchanged if strategy.schedule.cycle_ms is None else _Fused
 
 
 def _gradients(joined: JoinedSteps, program: Program) -> list[Gradient]:
@@ -276,49 +284,54 @@ class _Cost:
     processor_ns: float | None = None
 
 
+_Average = tuple[int, int]
+"""The average of all gradients in a step: the step, and the number of the group of ranks."""
+
+
 class Dispatched:
-    """The dispatchers of a replay, one for each step that exchanges.
+    """The dispatchers of a replay, one for each average of all gradients.
 
     Args:
-        signals: Exchange -> step, and the gradient that is ready; `NULL` for the end of backward.
-        numbers: Step -> exchange of each message.
+        signals: Exchange -> average, and the gradient that is ready; `NULL` for the end of
+            backward.
+        numbers: Average -> exchange of each message.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         plan: MessagePlan,
-        signals: dict[int, tuple[int, int]],
-        numbers: dict[int, list[int]],
+        signals: Mapping[int, tuple[_Average, int]],
+        numbers: Mapping[_Average, Sequence[int]],
     ) -> None:
         self._signals, self._numbers = signals, numbers
-        self._dispatchers: dict[int, Dispatcher] = {
-            step: schedule.dispatcher(plan) for step in numbers
+        self._dispatchers: dict[_Average, Dispatcher] = {
+            average: schedule.dispatcher(plan) for average in numbers
         }
         self._messages = {
-            number: (step, plan.messages[place])
-            for step, mine in numbers.items()
+            number: (average, plan.messages[place])
+            for average, mine in numbers.items()
             for place, number in enumerate(mine)
         }
         self._started: set[int] = set()
 
     def signalled(self, exchange: int) -> Sequence[int]:
         """A gradient is ready on all ranks, or backward has ended on all."""
-        step, gradient = self._signals[exchange]
-        dispatcher = self._dispatchers[step]
+        average, gradient = self._signals[exchange]
+        dispatcher = self._dispatchers[average]
         if gradient == NULL:
-            return self._new(step, dispatcher.backward_ended())
-        return self._new(step, dispatcher.gradient_ready(gradient))
+            return self._new(average, dispatcher.backward_ended())
+        return self._new(average, dispatcher.gradient_ready(gradient))
 
     def completed(self, exchange: int) -> Sequence[int]:
         """A message has completed."""
         if exchange not in self._messages:
             return ()
-        step, message = self._messages[exchange]
-        return self._new(step, self._dispatchers[step].completed(message))
+        average, message = self._messages[exchange]
+        return self._new(average, self._dispatchers[average].completed(message))
 
-    def _new(self, step: int, messages: Sequence[Message]) -> list[int]:
-        found = [self._numbers[step][message.number] for message in messages]
+    def _new(self, average: _Average, messages: Sequence[Message]) -> list[int]:
+        found = [self._numbers[average][message.number] for message in messages]
         new = [number for number in found if number not in self._started]
         self._started.update(new)
         return new
@@ -362,6 +375,7 @@ class _Exchanged:
         self._calibration = calibration if network.machines and not self._is_ddp else None
         rule = strategy.optimizer_rule
         is_timed = strategy.encodes or rule is not None or strategy.exchanges == "momentum"
+        is_timed = is_timed or strategy.place == "peers"
         self._crowded = _ranks_per_processor(joined) if is_timed else 1.0
         self._update_ns: float | None = None  # of the strategy's own rule
         if rule is not None:
@@ -377,44 +391,68 @@ class _Exchanged:
             for each in program.exchanges
         ]
         self._queue = next(each.queue for each in program.exchanges if _carries_gradients(each))
-        self._signals: dict[int, tuple[int, int]] = {}
-        self._numbers: dict[int, list[int]] = {}
-        self._due: dict[int, list[int]] = {}  # step -> messages that average parameters
+        self._groups = [np.arange(len(program.ranks))]  # whose ranks average gradients
+        self._in_flight = dict(program.in_flight)
+        self._lowest_queue = min(NULL, *(each.queue for each in program.exchanges))
+        self._signals: dict[int, tuple[_Average, int]] = {}
+        self._signal_of: dict[tuple[_Average, int], int] = {}
+        self._numbers: dict[_Average, list[int]] = {}
+        # Step -> messages that average parameters: they start after it, they are awaited after it.
+        self._launched: dict[int, list[int]] = {}
+        self._due: dict[int, list[int]] = {}
         self._beside: set[int] = set()  # steps whose own work goes on beside messages
         self._cost_of: dict[int, _Cost] = {}  # of each message
-        self._ready: list[int] = []
+        self._gradients_at: dict[int, int] = {}  # exchange -> how many the engine takes then
 
     def edit(self) -> Edit:
         """The program with the strategy's messages, and its work."""
-        program, ranks = self._program, np.arange(len(self._program.ranks))
-        cycle = self._strategy.cycle_steps
-        signal_of: dict[tuple[int, int], int] = {}
-        for step in range(len(program.steps)):
-            if self._averages is not None:
-                self._average_after(step, self._averages)
-                continue
-            if (step + 1) % cycle:
-                continue
-            self._beside.add(step)
-            messages = range(len(self._costs))
-            if self._ops:
-                self._numbers[step] = [self._add(place, ranks, step) for place in messages]
-                continue
-            for index in [*(gradient.index for gradient in self._gradients), NULL]:
-                signal_of[step, index] = len(self._exchanges)
-                self._signals[len(self._exchanges)] = (step, index)
-                self._exchanges.append(_exchange(SIGNAL, ranks, step))
-            self._numbers[step] = [self._add(place, ranks, step) for place in messages]
-        self._ready = [number for (_, index), number in signal_of.items() if index != NULL]
-        made = [self._items(place, signal_of) for place in range(len(program.ranks))]
+        for step in range(len(self._program.steps)):
+            self._add_step(step)
+        made = [self._items(place) for place in range(len(self._program.ranks))]
         edited = replace(
-            program,
+            self._program,
             items=made,
             exchanges=self._exchanges,
-            controller=None if self._averages is not None or self._ops else self._dispatched,
+            in_flight=self._in_flight,
+            controller=self._controller(made),
         )
         work = [items.work for items in made]
+        cycle = self._strategy.cycle_steps
         return Edit(edited, work, cycle, self._more_us(), self._less_us(work))
+
+    def _controller(self, items: list[Items]) -> Callable[[], Controller] | None:
+        """What makes the controllers of replays of these items."""
+        del items
+        if not self._signals:
+            return None
+        return lambda: Dispatched(self._schedule, self._plan, self._signals, self._numbers)
+
+    def _add_step(self, step: int) -> None:
+        """Adds the messages that start in a step."""
+        if self._averages is not None:
+            self._average_after(step, self._averages)
+        elif self._averages_gradients(step):
+            self._beside.add(step)
+            for number, ranks in enumerate(self._groups):
+                if not self._ops:
+                    self._add_signals((step, number), ranks)
+                places = range(len(self._costs))
+                self._numbers[step, number] = [self._add(each, ranks, step) for each in places]
+
+    def _averages_gradients(self, step: int) -> bool:
+        """Whether gradients are averaged in a step, or an update sends messages of its own."""
+        frequency = self._strategy.frequency
+        cycle = 1 if frequency is None else frequency.cycle_steps
+        return self._averages is None and (step + 1) % cycle == 0
+
+    def _add_signals(self, average: _Average, ranks: IntArray) -> None:
+        for index in [*(gradient.index for gradient in self._gradients), NULL]:
+            number = len(self._exchanges)
+            self._signal_of[average, index] = number
+            self._signals[number] = (average, index)
+            if index != NULL:
+                self._gradients_at[number] = 1
+            self._exchanges.append(_exchange(SIGNAL, ranks, average[0]))
 
     def _planned(self) -> tuple[MessagePlan, list[range]]:
         """The messages, and those of each fragment of the model; none of what updates itself."""
@@ -450,22 +488,35 @@ class _Exchanged:
         for average in frequency.averages_after(step, len(self._program.ranks)):
             ranks, due = np.array(average.ranks), step + average.delay
             numbers = [self._add(place, ranks, step) for place in self._fragments[average.fragment]]
-            self._numbers.setdefault(step, []).extend(numbers)
+            self._launched.setdefault(step, []).extend(numbers)
             self._due.setdefault(due, []).extend(numbers)
             if numbers:
                 self._beside.update(range(step + 1, due + 1))
 
     def _add(self, place: int, ranks: IntArray, step: int) -> int:
         """Adds the exchange of a message of the plan; returns its number."""
-        number, cost, together = len(self._exchanges), self._costs[place], not self._is_swapped
+        cost = self._costs[place]
         if self._ops:
-            op, carried = self._ops[place], tuple(each.index for each in self._gradients)
-        else:
-            op, carried = "all_reduce", tuple(self._plan.messages[place].gradients)
+            every = tuple(each.index for each in self._gradients)
+            exchange = _exchange(self._ops[place], ranks, step, self._queue)
+            return self._append(exchange, cost, every)
+        carried = tuple(self._plan.messages[place].gradients)
+        if self._is_swapped:
+            return self._append(_exchange("send", ranks, step), cost, carried)
+        return self._append(_exchange("all_reduce", ranks, step, self._queue), cost, carried)
+
+    def _new_queue(self, in_flight: int) -> int:
+        """Adds a queue of so many messages at a time."""
+        self._lowest_queue -= 1
+        self._in_flight[self._lowest_queue] = in_flight
+        return self._lowest_queue
+
+    def _append(self, exchange: Exchange, cost: _Cost, carried: tuple[int, ...]) -> int:
+        """Adds an exchange with its cost and the gradients that it carries; returns its number."""
+        number = len(self._exchanges)
         self._exchanges.append(
             replace(
-                _exchange(op if together else "send", ranks, step),
-                queue=self._queue if together else NULL,
+                exchange,
                 link_bytes=cost.link_bytes,
                 rounds=cost.rounds,
                 processor_ns=cost.processor_ns,
@@ -477,14 +528,12 @@ class _Exchanged:
         self._cost_of[number] = cost
         return number
 
-    def _dispatched(self) -> Dispatched:
-        return Dispatched(self._schedule, self._plan, self._signals, self._numbers)
-
     @property
     def _is_ddp(self) -> bool:
         """Whether PyTorch itself runs it."""
-        return isinstance(self._strategy.schedule, DdpBuckets) and not (
-            self._strategy.encodes or self._strategy.architecture
+        strategy = self._strategy
+        return isinstance(strategy.schedule, DdpBuckets) and not (
+            strategy.encodes or strategy.architecture or strategy.place != "all"
         )
 
     def _measured_ns(self, message: Message) -> float | None:
@@ -537,10 +586,13 @@ class _Exchanged:
         strategy = self._strategy
         if strategy.frequency is not None and strategy.exchanges == "momentum":
             return self._own_costs(strategy.frequency)
+        return [self._cost(message) for message in self._plan.messages]
+
+    def _cost(self, message: Message) -> _Cost:
+        """What a message costs."""
+        strategy = self._strategy
         codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
-        if codec is None:
-            return [self._plain(message) for message in self._plan.messages]
-        return [self._encoded(message, codec) for message in self._plan.messages]
+        return self._plain(message) if codec is None else self._encoded(message, codec)
 
     def _encoded(self, message: Message, codec: CodecDescription) -> _Cost:
         """What a message costs that a codec shortens."""
@@ -550,7 +602,7 @@ class _Exchanged:
             for part in message.slices
         ]
         form = codec.exchange(message.elements, ranks)
-        if isinstance(architecture, Architecture):
+        if architecture is not None:
             if form != "all_reduce":
                 raise Refused("what its codec sends over an architecture is not simulated")
             wire = sum(codec.wire_bytes(elements, size) for elements, size in sizes)
@@ -593,35 +645,67 @@ class _Exchanged:
         if self._averages is not None and self._averages.swapped:
             return _Cost(float(self._averages.swapped * message.bytes), 1)
         measured = self._measured_ns(message)
-        if isinstance(architecture, Architecture):
+        if architecture is not None:
             size = message.bytes / max(message.elements, 1)
             return _Cost(*self._over(architecture, message.elements, size), processor_ns=measured)
         size = bytes_on_link("all_reduce", ranks, message.bytes)
         return _Cost(size, messages_in_a_row("all_reduce", ranks), processor_ns=measured)
 
     def _over(
-        self, architecture: Architecture, elements: int, element_bytes: float
+        self, architecture: AnyArchitecture, elements: int, element_bytes: float
     ) -> tuple[float, int]:
         """Bytes on the busiest link, and messages in a row, of a sum over an architecture."""
-        plan = architecture.plan(range(self._ranks), elements)
-        return sum(_busiest(each, element_bytes) for each in plan), len(plan)
+        plan = self._rounds(architecture, elements, element_bytes)
+        hosts: Sequence[int] = self._network.hosts
+        if len(set(hosts)) == 1:  # its memory, which each rank uses
+            hosts = range(self._ranks)
+        return sum(_busiest(each, hosts, element_bytes) for each in plan), len(plan)
 
-    def _items(self, place: int, signal_of: dict[tuple[int, int], int]) -> Items:
+    def _rounds(
+        self, architecture: AnyArchitecture, elements: int, element_bytes: float
+    ) -> Sequence[Round]:
+        """The rounds of a sum over an architecture."""
+        ranks = range(self._ranks)
+        if isinstance(architecture, Architecture):
+            return architecture.plan(ranks, elements)
+        if isinstance(architecture, Hierarchical):
+            if architecture.ranks_per_host is not None:
+                return architecture.plan(hosts_of(ranks, architecture.ranks_per_host), elements)
+            hosts = self._network.hosts
+            of_host = [[rank for rank in ranks if hosts[rank] == host] for host in sorted({*hosts})]
+            return architecture.plan(of_host, elements)
+        if isinstance(architecture, Auto):
+            network = self._network
+            if len(set(network.hosts)) < self._ranks:
+                raise Refused("it measures links inside hosts, whose costs are not in the trace")
+            alike = [
+                [[each] * self._ranks for _ in ranks]
+                for each in (network.overhead_ns / 1e3, network.ns_per_byte / 1e3)
+            ]
+            links = Links(*alike)
+            return links.plan(links.choose(elements, round(element_bytes)).name, elements)
+        raise Refused("its rounds are not known")
+
+    def _items(self, place: int) -> Items:
         """The items of a rank, with gradients that become ready, and waits for the new messages."""
         items, work = self._program.items[place], self._work[place]
         gone = np.array([_carries_gradients(each) for each in self._program.exchanges] + [False])
         kept = ~gone[items.exchange]
         clock = _OwnTime(items, work)
+        places = list(self._points(place))
         points = [
             (float(clock.at(time_)), order, kind, number)
-            for order, (time_, kind, number) in enumerate(self._points(place, signal_of))
+            for order, (time_, kind, number) in enumerate(places)
         ]
         own = np.cumsum(work)
         at = np.concatenate([own[kept], [point[0] for point in points]])
         kind = np.concatenate([items.kind[kept], [point[2] for point in points]]).astype(np.int64)
         exchange = np.concatenate([items.exchange[kept], [point[3] for point in points]])
         delay = self._delays(items, ~kept & (items.kind == LAUNCH), clock)
-        added = [delay(point[0]) if point[2] == LAUNCH else 0.0 for point in points]
+        added = [
+            delay(own) + self._held_ns(number, ready) if kind_ == LAUNCH else 0.0
+            for (own, _, kind_, number), (ready, _, _) in zip(points, places, strict=True)
+        ]
         extra = np.concatenate([items.extra[kept], added])
         # At one instant: what the rank does itself, signals, waits, then the end of the step.
         order = np.lexsort((np.arange(len(at)), kind == STEP_END, at))
@@ -638,34 +722,34 @@ class _Exchanged:
         between = np.diff(np.append(0.0, at)) * shares[step]
         between += self._codec_work(kind, exchange)
         if self._calibration is not None:
-            between[(kind == LAUNCH) & np.isin(exchange, self._ready)] += (
-                self._calibration.gradient_us * 1e3
-            )
+            taken = np.array([self._gradients_at.get(number, 0) for number in exchange.tolist()])
+            between += (kind == LAUNCH) * taken * self._calibration.gradient_us * 1e3
         if self._schedule.wait == "next_update":  # one half before its messages start
             more = _DELAYED_UPDATE / 2 * self._updates_ns(place)
-            ended = [number for (_, index), number in signal_of.items() if index == NULL]
+            ended = [number for (_, index), number in self._signal_of.items() if index == NULL]
             between[(kind == LAUNCH) & np.isin(exchange, ended)] += more
             between[kind == STEP_END] += more
         if self._update_ns is not None:
             updates = self._updates_ns(place) * shares[:-1]
             # What accumulates gradients updates in some steps only.
             steps = range(len(updates))
-            changed = [self._averages is not None or step in self._numbers for step in steps]
+            changed = [
+                self._averages is not None or self._averages_gradients(step) for step in steps
+            ]
             more = np.where(changed, self._update_ns - updates, 0.0)
             between[kind == STEP_END] = np.maximum(between[kind == STEP_END] + more, 0.0)
         return Items(kind, exchange, between, extra, begin, until, step)
 
     def _updates_ns(self, place: int) -> FloatArray:
         """How long a rank's optimizer takes in each step."""
-        rank = self._program.ranks[place]
-        starts, ends = step_bounds(self._joined, rank, self._program.steps)
-        return lengths_within(self._joined.work[rank]["update"], starts, ends).astype(float)
+        update = self._joined.work[self._program.ranks[place]]["update"]
+        return lengths_within(update, *self._bounds(place)).astype(float)
 
     def _update_begins(self, place: int) -> list[int]:
         """When a rank's update begins in each step, in the trace."""
         rank = self._program.ranks[place]
         time_, update = self._joined.scans[rank].gradient_time, self._joined.work[rank]["update"]
-        starts, ends = step_bounds(self._joined, rank, self._program.steps)
+        starts, ends = self._bounds(place)
         found = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             inside = time_[(time_ >= start) & (time_ < end)]
@@ -695,7 +779,7 @@ class _Exchanged:
     def _codec_work(self, kind: IntArray, exchange: IntArray) -> FloatArray:
         """What encoding before a message's last gradient, and decoding after its wait, take."""
         added = np.zeros(len(kind))
-        if not any(cost.encode_ns or cost.decode_ns for cost in self._costs):
+        if not any(cost.encode_ns or cost.decode_ns for cost in self._cost_of.values()):
             return added
         carriers: dict[int, list[int]] = {}
         for place, message in enumerate(self._plan.messages):
@@ -703,62 +787,69 @@ class _Exchanged:
             carriers.setdefault(last, []).append(place)
         for row, number in enumerate(exchange.tolist()):
             if kind[row] == LAUNCH and number in self._signals:
-                _, gradient = self._signals[number]
+                average, gradient = self._signals[number]
                 for place in carriers.get(gradient, ()):
-                    added[row] += self._costs[place].encode_ns
+                    added[row] += self._cost_of[self._numbers[average][place]].encode_ns
             elif kind[row] == LAUNCH and number in self._cost_of:
                 added[row] += self._cost_of[number].encode_ns
             elif kind[row] == WAIT and number in self._cost_of and row + 1 < len(kind):
                 added[row + 1] += self._cost_of[number].decode_ns
         return added
 
-    def _points(
-        self, place: int, signal_of: dict[tuple[int, int], int]
-    ) -> Iterator[tuple[int, int, int]]:
+    def _points(self, place: int) -> Iterator[tuple[int, int, int]]:
         """Time, kind and exchange of what a rank does for the strategy."""
-        program, joined = self._program, self._joined
-        rank = program.ranks[place]
-        scan = joined.scans[rank]
-        update = joined.work[rank]["update"].start
-        starts, ends = step_bounds(joined, rank, program.steps)
+        group = next(number for number, ranks in enumerate(self._groups) if place in ranks)
+        starts, ends = self._bounds(place)
         begins = self._update_begins(place) if self._ops else []
-        for step, number in enumerate(program.steps.tolist()):
-            if self._averages is not None:  # after the update
-                for kind, numbers in ((LAUNCH, self._numbers), (WAIT, self._due)):
-                    for each in numbers.get(step, ()):
-                        if place in self._exchanges[each].places:
-                            yield int(ends[step]) - 1, kind, each
-                continue
-            if step not in self._numbers:
-                continue
-            rows = np.flatnonzero(scan.gradient_step == number)
-            time_ = dict(zip(scan.gradient_tensor[rows], scan.gradient_time[rows], strict=True))
-            last = int(max(time_.values(), default=ends[step] - 1))
-            if self._ops:
-                for each in self._numbers[step]:
-                    yield from ((begins[step], kind, each) for kind in (LAUNCH, WAIT))
-                continue
-            for gradient in self._gradients:
-                ready = min(int(time_.get(gradient.index, last)), int(ends[step]) - 1)
-                yield ready, LAUNCH, signal_of[step, gradient.index]
-            ended = int(ends[step]) - 1
-            if self._schedule.wait != "next_update":  # it starts its messages after the update
-                ended = min(last + 1, ended)
-            yield ended, LAUNCH, signal_of[step, NULL]
-            yield from self._waits(place, step, starts=starts, ends=ends, update=update, last=last)
+        for step in range(len(starts)):
+            for number in self._numbers[step, group] if self._ops else ():
+                yield from ((begins[step], kind, number) for kind in (LAUNCH, WAIT))
+            if ((step, group), NULL) in self._signal_of:
+                ready = self._ready_times(place, step)
+                for index, at in ready.items():
+                    yield at, LAUNCH, self._signal_of[(step, group), index]
+                last, ended = max(ready.values()), int(ends[step]) - 1
+                if self._schedule.wait != "next_update":  # it starts its messages after the update
+                    ended = min(last + 1, ended)
+                yield ended, LAUNCH, self._signal_of[(step, group), NULL]
+                yield from self._waits(place, (step, group), last)
+            for kind, numbers in ((LAUNCH, self._launched), (WAIT, self._due)):  # after the update
+                for number in numbers.get(step, ()):
+                    if place in self._exchanges[number].places:
+                        yield int(ends[step]) - 1, kind, number
 
-    def _waits(
-        self,
-        place: int,
-        step: int,
-        *,
-        starts: IntArray,
-        ends: IntArray,
-        update: IntArray,
-        last: int,
-    ) -> Iterator[tuple[int, int, int]]:
-        """Where a rank waits for the messages of a step."""
-        messages = self._numbers[step]
+    def _held_ns(self, number: int, ready: int) -> float:
+        """How long a rank holds a message back that is ready at a time of the trace."""
+        del number, ready
+        return 0.0
+
+    def _bounds(self, place: int) -> tuple[IntArray, IntArray]:
+        """When a rank begins and ends each step, in the trace."""
+        return step_bounds(self._joined, self._program.ranks[place], self._program.steps)
+
+    def _ready_times(self, place: int, step: int) -> dict[int, int]:
+        """When each gradient of a step is ready on a rank, in the trace.
+
+        With the last one at the latest, which is also when those are whose time is not known.
+        """
+        scan, end = self._joined.scans[self._program.ranks[place]], self._bounds(place)[1][step]
+        rows = scan.gradient_step == self._program.steps[step]
+        known = dict(zip(scan.gradient_tensor[rows], scan.gradient_time[rows], strict=True))
+        last = int(max(known.values(), default=end - 1))
+        return {
+            each.index: min(int(known.get(each.index, last)), int(end) - 1)
+            for each in self._gradients
+        }
+
+    def _waits(self, place: int, average: _Average, last: int) -> Iterator[tuple[int, int, int]]:
+        """Where a rank waits for the messages of an average.
+
+        Args:
+            last: When its last gradient is ready.
+        """
+        messages, (step, _) = self._numbers[average], average
+        update = self._joined.work[self._program.ranks[place]]["update"].start
+        starts, ends = self._bounds(place)
         if self._schedule.wait == "update":
             begin = _begin(update, last, int(ends[step]))
             yield from ((begin, WAIT, number) for number in messages)
@@ -800,6 +891,133 @@ class _Exchanged:
             layer = gradient.name.rpartition(".")[0]
             found[gradient.index] = begins.get(layer, evenly)
         return found
+
+
+@dataclass(frozen=True)
+class _FusedMessage:
+    """Gradients that leave together.
+
+    Attributes:
+        message: What it carries.
+        at: When rank 0 decides that, ns in the trace.
+        cost: What it costs.
+    """
+
+    message: Message
+    at: int
+    cost: _Cost
+
+
+class _Fused(_Exchanged):
+    """Makes the program of a schedule that sends by the clock, on which rank 0 decides.
+
+    The clock ticks from the start of the trace on. At each tick, the dispatcher gets the gradients
+    that were ready on rank 0 by then in the trace.
+    """
+
+    def _message_costs(self) -> list[_Cost]:
+        """What the messages of the step with the most messages cost."""
+        steps = filter(self._averages_gradients, range(len(self._program.steps)))
+        ticks = {step: list(self._ticks(step)) for step in steps}
+        self._fragments = [range(max(map(len, ticks.values()), default=0))]
+        self._fused = {
+            step: [_FusedMessage(message, at, self._cost(message)) for message, at in sent]
+            for step, sent in ticks.items()
+        }
+        self._message_of: dict[int, _FusedMessage] = {}
+        most = max(self._fused.values(), key=len, default=[])
+        return [fused.cost for fused in most]
+
+    def _ticks(self, step: int) -> Iterator[tuple[Message, int]]:
+        """The messages of a step, and at which tick they are sent."""
+        cycle_ns = round((self._schedule.cycle_ms or 0.0) * 1e6)
+        dispatcher, ready = self._schedule.dispatcher(self._plan), self._ready_times(0, step)
+        left = deque(sorted(ready, key=ready.__getitem__))
+        tick = ready[left[0]] // cycle_ns * cycle_ns
+        while left:
+            tick += cycle_ns
+            while left and ready[left[0]] <= tick:
+                dispatcher.gradient_ready(left.popleft())
+            if not left:
+                dispatcher.backward_ended()
+            yield from ((message, tick) for message in dispatcher.tick())
+
+    def _add_step(self, step: int) -> None:
+        if not self._averages_gradients(step):
+            return
+        self._beside.add(step)
+        numbers = []
+        for fused in self._fused[step]:
+            carried = tuple(fused.message.gradients)
+            exchange = _exchange("all_reduce", self._groups[0], step, self._queue)
+            number = self._append(exchange, fused.cost, carried)
+            self._gradients_at[number], self._message_of[number] = len(carried), fused
+            numbers.append(number)
+        self._numbers[step, 0] = numbers
+
+    def _points(self, place: int) -> Iterator[tuple[int, int, int]]:
+        for average, numbers in self._numbers.items():
+            ready = self._ready_times(place, average[0])
+            for number in numbers:
+                yield max(map(ready.__getitem__, self._exchanges[number].carried)), LAUNCH, number
+            yield from self._waits(place, average, max(ready.values()))
+
+    def _held_ns(self, number: int, ready: int) -> float:
+        """Until the tick, and until rank 0's decision has come."""
+        if number not in self._message_of:
+            return 0.0
+        told = messages_in_a_row("broadcast", self._ranks)
+        return max(self._message_of[number].at - ready, 0) + self._network.alone_ns(told, 0.0)
+
+
+class _Grouped(_Exchanged):
+    """Makes the program of groups that average gradients, and of all ranks' parameters at times."""
+
+    def _message_costs(self) -> list[_Cost]:
+        """What the messages of a largest group cost."""
+        rule, everyone = self._strategy.synchronization, self._ranks
+        assert isinstance(rule, Grouped)
+        if everyone != len(self._program.ranks):
+            raise Refused("which ranks form groups is simulated for those of the trace only")
+        self._rule, groups = rule, rule.groups(everyone)
+        of_rank = self._network.hosts
+        hosts = [{of_rank[rank] for rank in group} for group in groups if len(group) > 1]
+        if len(set(of_rank)) > 1 and any(len(each) == 1 for each in hosts):
+            raise Refused("what messages inside a host cost is not in the trace")
+        self._costs_of: dict[int, list[_Cost]] = {}
+        for self._ranks in sorted({len(group) for group in groups}):
+            self._costs_of[self._ranks] = super()._message_costs()
+        largest, self._ranks = self._ranks, everyone
+        parameters = plan_in_order(sorted(self._gradients, key=lambda each: each.index))
+        self._parameters = [(each, self._plain(each)) for each in parameters.messages]
+        return self._costs_of[largest]
+
+    def edit(self) -> Edit:
+        """The program with the messages of groups and of all ranks."""
+        self._everyone = self._groups[0]
+        self._groups = [np.array(group) for group in self._rule.groups(self._ranks)]
+        in_flight = self._in_flight.get(self._queue, 1)
+        self._queues = [self._new_queue(in_flight) for _ in self._groups]
+        return super().edit()
+
+    def _add_step(self, step: int) -> None:
+        if self._averages_gradients(step):
+            self._beside.add(step)
+            for group, ranks in enumerate(self._groups):
+                if len(ranks) > 1:
+                    self._add_signals((step, group), ranks)
+                    costs = zip(self._plan.messages, self._costs_of[len(ranks)], strict=True)
+                    exchange = _exchange("all_reduce", ranks, step, self._queues[group])
+                    self._numbers[step, group] = [
+                        self._append(exchange, cost, tuple(message.gradients))
+                        for message, cost in costs
+                    ]
+        if self._rule.averages_after(step):
+            exchange = _exchange("all_reduce", self._everyone, step, self._queue)
+            self._launched[step] = self._due[step] = [
+                self._append(exchange, cost, tuple(message.gradients))
+                for message, cost in self._parameters
+            ]
 
 
 @dataclass(frozen=True)
@@ -902,87 +1120,34 @@ class _Server:
     share: float
 
 
-class _Served(_Exchanged):
-    """Makes the program of a rule by which workers push to servers and read from them."""
-
-    def edit(self) -> Edit:
-        """The program with pushes, the servers' work and replies, and its work."""
-        program, strategy = self._program, self._strategy
-        if self._ranks != len(program.ranks):
-            raise Refused("what its servers do is simulated for the ranks of the trace only")
-        rule, steps = strategy.synchronization, range(len(program.steps))
-        assert isinstance(rule, ServerRule)
-        servers = self._servers()
-        self._random = np.random.default_rng(0)
-        self._update_ns = 0.0  # the job's own optimizer updates nothing
-        self._beside.update(steps)
-        self._numbers = {step: [] for step in steps}
-        self._visits = [self._visits_of(each, servers) for each in range(len(program.ranks))]
-        made = [self._items(worker, {}) for worker in range(len(program.ranks))]
-        work = [items.work for items in made]
-        seconds = np.array([np.bincount(each.step, each.work, len(steps)) / 1e9 for each in made])
-        edited = replace(
-            program,
-            items=made,
-            exchanges=self._exchanges,
-            in_flight={**program.in_flight, **{server.queue: 1 for server in servers}},
-            controller=lambda: Served(rule, self._visits, seconds),
-        )
-        return Edit(edited, work, 1, len(self._gradients) * _GRADIENT_US)
+class _ByRule(_Exchanged):
+    """Makes the program of a rule by which a rank exchanges parameters with some processes."""
 
     def _planned(self) -> tuple[MessagePlan, list[range]]:
+        if self._ranks != len(self._program.ranks):
+            raise Refused("which processes exchange what is simulated for the trace's ranks only")
+        self._random = np.random.default_rng(0)
         return MessagePlan([], []), []
 
     def _message_costs(self) -> list[_Cost]:
         return []
 
-    def _servers(self) -> list[_Server]:
-        """The servers, each with its parts of the parameters."""
-        strategy = self._strategy
-        assert isinstance(strategy.architecture, ParameterServer)
-        codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
-        if codec is not None and not self._times_codecs:
-            raise Refused("what its codec takes is not calibrated")
-        encode, decode = (0.0, 0.0) if codec is None else codec_ns_per_element(codec)
-        size = {gradient.index: gradient.element_bytes for gradient in self._gradients}
-        elements = {gradient.index: gradient.elements for gradient in self._gradients}
-        placed = placement.place(elements, strategy.architecture.dedicated())
-        lowest = min(NULL, *(each.queue for each in self._exchanges))
-        servers = []
-        for number, load in enumerate(placed.loads):
-            parts = [(k.stop - k.start, size[k.tensor]) for k in placed.keys if k.server == number]
-            values = float(sum(count * width for count, width in parts))
-            sent = values
-            if codec is not None:
-                sent = float(sum(codec.wire_bytes(count, width) for count, width in parts))
-            coded = load * self._crowded
-            servers.append(
-                _Server(
-                    home=number % len(self._program.ranks),
-                    queue=lowest - 1 - number,
-                    push=_Cost(sent, 1, encode * coded, decode * coded),
-                    reply_bytes=values,
-                    share=load / max(sum(placed.loads), 1),
-                )
-            )
-        self._costs = [server.push for server in servers]
-        return servers
+    def _more_us(self) -> float:
+        """What a step may take longer: computing that is slower in a job, and the engine's work."""
+        own_ns = sum(cost.encode_ns + cost.decode_ns for cost in self._costs)
+        return (_SLOWER_HERE - 1) * own_ns / 1e3 + len(self._gradients) * _GRADIENT_US
 
-    def _visits_of(self, worker: int, servers: Sequence[_Server]) -> list[list[_Visit]]:
-        """Adds what a worker exchanges with the servers in each step."""
-        network, update_ns = self._network, float(np.median(self._updates_ns(worker)))
-        on_machine = network.machines.count(network.machines[worker])
-        message = replace(
-            _exchange("send", np.array([worker]), 0),
+    def _sent_by(self, place: int) -> Exchange:
+        """What a message of a rank has whatever it carries: from one process to another."""
+        network = self._network
+        on_machine = network.machines.count(network.machines[place])
+        return replace(
+            _exchange("send", np.array([place]), 0),
             rounds=1,
             processor_ns=network.overhead_ns / on_machine,  # of a round, in which all ranks send
             tensors=len(self._gradients),
             carried=tuple(gradient.index for gradient in self._gradients),
         )
-        return [
-            [self._visit(replace(message, step=step), server, update_ns) for server in servers]
-            for step in range(len(self._program.steps))
-        ]
 
     def _visit(self, message: Exchange, server: _Server, update_ns: float) -> _Visit:
         """Adds a push, the server's work and a reply.
@@ -994,7 +1159,7 @@ class _Served(_Exchanged):
         (worker,), first = message.places.tolist(), len(self._exchanges)
         push = replace(
             message,
-            weight=self._random.uniform(*_UNEVEN),
+            weight=self._uneven(),
             bytes=round(server.push.link_bytes),
             link_bytes=server.push.link_bytes,
             ends=(worker, server.home),
@@ -1002,7 +1167,7 @@ class _Served(_Exchanged):
         reply = replace(
             message,
             op="recv",
-            weight=self._random.uniform(*_UNEVEN),
+            weight=self._uneven(),
             bytes=round(server.reply_bytes),
             link_bytes=server.reply_bytes,
             ends=(server.home, worker),
@@ -1020,14 +1185,179 @@ class _Served(_Exchanged):
         self._cost_of[first] = server.push
         return _Visit(first, first + 1, first + 2)
 
-    def _points(
-        self, place: int, signal_of: dict[tuple[int, int], int]
-    ) -> Iterator[tuple[int, int, int]]:
+    @property
+    def _size(self) -> float:
+        """Bytes of all parameters."""
+        return float(sum(gradient.bytes for gradient in self._gradients))
+
+    def _mean_ns(self, others: int) -> tuple[float, float]:
+        """What a rank takes to copy its parameters, and for the mean with those of others, ns."""
+        if not self._times_codecs:
+            raise Refused("what its mean costs is not calibrated")
+        before, after = mean_ns(self._gradients, others)
+        return self._crowded * before, self._crowded * after
+
+    def _uneven(self) -> float:
+        """A share of a link, see `_UNEVEN`."""
+        return float(self._random.uniform(*_UNEVEN))
+
+
+class _Served(_ByRule):
+    """Makes the program of a rule by which workers push to servers and read from them."""
+
+    def edit(self) -> Edit:
+        """The program with pushes, the servers' work and replies, and its work."""
+        servers = self._servers()
+        self._update_ns = 0.0  # the job's own optimizer updates nothing
+        self._visits = [self._visits_of(each, servers) for each in range(self._ranks)]
+        return super().edit()
+
+    def _add_step(self, step: int) -> None:
+        self._beside.add(step)
+
+    def _controller(self, items: list[Items]) -> Callable[[], Controller]:
+        rule, steps = self._strategy.synchronization, len(self._program.steps)
+        assert isinstance(rule, ServerRule)
+        seconds = np.array([np.bincount(each.step, each.work, steps) / 1e9 for each in items])
+        return lambda: Served(rule, self._visits, seconds)
+
+    def _servers(self) -> list[_Server]:
+        """The servers, each with its parts of the parameters."""
+        strategy = self._strategy
+        assert isinstance(strategy.architecture, ParameterServer)
+        codec = compose(strategy.codec, strategy.feedback) if strategy.encodes else None
+        if codec is not None and not self._times_codecs:
+            raise Refused("what its codec takes is not calibrated")
+        encode, decode = (0.0, 0.0) if codec is None else codec_ns_per_element(codec)
+        size = {gradient.index: gradient.element_bytes for gradient in self._gradients}
+        elements = {gradient.index: gradient.elements for gradient in self._gradients}
+        placed = placement.place(elements, strategy.architecture.dedicated())
+        servers = []
+        for number, load in enumerate(placed.loads):
+            parts = [(k.stop - k.start, size[k.tensor]) for k in placed.keys if k.server == number]
+            values = float(sum(count * width for count, width in parts))
+            sent = values
+            if codec is not None:
+                sent = float(sum(codec.wire_bytes(count, width) for count, width in parts))
+            coded = load * self._crowded
+            servers.append(
+                _Server(
+                    home=number % len(self._program.ranks),
+                    queue=self._new_queue(1),
+                    push=_Cost(sent, 1, encode * coded, decode * coded),
+                    reply_bytes=values,
+                    share=load / max(sum(placed.loads), 1),
+                )
+            )
+        return servers
+
+    def _visits_of(self, worker: int, servers: Sequence[_Server]) -> list[list[_Visit]]:
+        """Adds what a worker exchanges with the servers in each step."""
+        update_ns = float(np.median(self._updates_ns(worker)))
+        message = self._sent_by(worker)
+        return [
+            [self._visit(replace(message, step=step), server, update_ns) for server in servers]
+            for step in range(len(self._program.steps))
+        ]
+
+    def _points(self, place: int) -> Iterator[tuple[int, int, int]]:
         """Where a rank pushes, and waits for the parameters."""
-        del signal_of
         for step, begin in enumerate(self._update_begins(place)):
             yield from ((begin, LAUNCH, visit.push) for visit in self._visits[place][step])
             yield from ((begin, WAIT, visit.reply) for visit in self._visits[place][step])
+
+
+class _Neighbours(_ByRule):
+    """Makes the program of ranks that average parameters with their neighbours in each step."""
+
+    def _message_costs(self) -> list[_Cost]:
+        """What each message costs, with its part of what a rank does for all of them."""
+        rule = self._strategy.synchronization
+        assert isinstance(rule, Gossip)
+        self._peers = [rule.neighbours(rank, self._ranks) for rank in range(self._ranks)]
+        others = max(map(len, self._peers))
+        before, after = self._mean_ns(others)
+        return [_Cost(self._size, 1, before / (2 * others), after / (2 * others))]
+
+    def _add_step(self, step: int) -> None:
+        self._beside.add(step)
+        (cost,) = self._costs
+        for place, peers in enumerate(self._peers):
+            message = self._sent_by(place)
+            cost = replace(cost, processor_ns=message.processor_ns)
+            for peer in peers:
+                both = np.array(sorted((place, peer)))
+                message = replace(message, places=both, step=step, ends=(place, peer))
+                number = self._append(message, cost, message.carried)
+                self._launched.setdefault(step, []).append(number)
+
+    def _points(self, place: int) -> Iterator[tuple[int, int, int]]:
+        """Where a rank sends and receives after an update, and waits before the next one."""
+        begins, (_, ends) = self._update_begins(place), self._bounds(place)
+        for step, numbers in self._launched.items():
+            for number in numbers:
+                if place in self._exchanges[number].places:
+                    yield int(ends[step]) - 1, LAUNCH, number
+                    if step + 1 < len(ends):
+                        yield begins[step + 1], WAIT, number
+
+
+class Answered:
+    """Ranks beside which others answer at once: each exchange starts the one that follows it."""
+
+    def __init__(self, following: Mapping[int, int]) -> None:
+        self._following = following
+
+    def signalled(self, exchange: int) -> Sequence[int]:
+        """There are no signals."""
+        raise AssertionError(exchange)
+
+    def completed(self, exchange: int) -> Sequence[int]:
+        """A message has come, or its answer is computed."""
+        return (self._following[exchange],) if exchange in self._following else ()
+
+
+class _Pairs(_ByRule):
+    """Makes the program of active ranks that average with a passive one, which answers beside."""
+
+    def _message_costs(self) -> list[_Cost]:
+        rule = self._strategy.synchronization
+        assert isinstance(rule, AdPsgd)
+        self._rule = rule
+        before, self._after_ns = self._mean_ns(1)
+        return [_Cost(self._size, 1, before)]
+
+    def edit(self) -> Edit:
+        """The program with requests and answers."""
+        (push,), ranks = self._costs, range(self._ranks)
+        self._passive = {
+            place: _Server(place, self._new_queue(1), push, self._size, 1.0)
+            for place in ranks
+            if not self._rule.is_active(place)
+        }
+        self._visits: dict[tuple[int, int], _Visit] = {}
+        return super().edit()
+
+    def _add_step(self, step: int) -> None:
+        self._beside.add(step)
+        clock = int(self._program.steps[step])
+        for place in filter(self._rule.is_active, range(self._ranks)):
+            peer = self._passive[self._rule.partner(place, self._ranks, clock)]
+            message = replace(self._sent_by(place), step=step)
+            self._visits[place, step] = self._visit(message, peer, self._after_ns)
+
+    def _controller(self, items: list[Items]) -> Callable[[], Controller]:
+        del items
+        following = {visit.push: visit.update for visit in self._visits.values()}
+        following |= {visit.update: visit.reply for visit in self._visits.values()}
+        return lambda: Answered(following)
+
+    def _points(self, place: int) -> Iterator[tuple[int, int, int]]:
+        """Where an active rank asks a passive one, and waits for its answer."""
+        for step, begin in enumerate(self._update_begins(place)):
+            if visit := self._visits.get((place, step)):
+                yield begin, LAUNCH, visit.push
+                yield begin, WAIT, visit.reply
 
 
 def _begin(updates: IntArray, backward: int, end: int) -> int:
@@ -1069,11 +1399,11 @@ def _first_of_each(keys: FloatArray, values: FloatArray) -> tuple[FloatArray, Fl
     return distinct, values[place]
 
 
-def _exchange(op: str, ranks: IntArray, step: int) -> Exchange:
+def _exchange(op: str, ranks: IntArray, step: int, queue: int = NULL) -> Exchange:
     return Exchange(
         op=op,
         group="",
-        queue=NULL,
+        queue=queue,
         places=ranks,
         bytes=0,
         transfer=np.zeros(len(ranks)),
@@ -1083,12 +1413,13 @@ def _exchange(op: str, ranks: IntArray, step: int) -> Exchange:
     )
 
 
-def _busiest(transfers: Round, element_bytes: float) -> float:
-    """Bytes that the busiest rank sends or receives in a round."""
+def _busiest(transfers: Round, hosts: Sequence[int], element_bytes: float) -> float:
+    """Bytes that the busiest host sends to others, or receives from them, in a round."""
     loads: Counter[tuple[str, int]] = Counter()
     for each in transfers:
-        for end in (("out", each.source), ("in", each.target)):
-            loads[end] += each.stop - each.start
+        source, target = hosts[each.source], hosts[each.target]
+        for end in (("out", source), ("in", target)) if source != target else ():
+            loads[end] += each.elements
     return max(loads.values(), default=0) * element_bytes
 
 

@@ -79,6 +79,36 @@ def rule_ns(rule: OptimizerRule, gradients: Sequence[Gradient]) -> float:
     return _medians(update)[0]
 
 
+def mean_ns(gradients: Sequence[Gradient], others: int) -> tuple[float, float]:
+    """Processor time in which a rank replaces its parameters by the mean with those of others, ns.
+
+    Args:
+        gradients: Those of the model.
+        others: How many other ranks.
+
+    Returns:
+        Of the copy that is sent, and of the mean of all that were received.
+
+    Raises:
+        Refused: The model is too large.
+    """
+    parameters, _ = _model(gradients)
+    sizes = [parameter.numel() for parameter in parameters]
+    received = [torch.ones(sum(sizes)) for _ in range(others)]
+
+    def average() -> list[int]:
+        begin = time.process_time_ns()
+        own = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        copied = time.process_time_ns()
+        mean = torch.stack([own, *received]).sum(0) / (1 + others)
+        for parameter, part in zip(parameters, torch.split(mean, sizes), strict=True):
+            parameter.data.copy_(part.view_as(parameter))
+        return [copied - begin, time.process_time_ns() - copied]
+
+    before, after = _medians(average)
+    return before, after
+
+
 @dataclass(frozen=True)
 class Sent:
     """A message of an update.

@@ -353,7 +353,7 @@ class WhatIf:
             self._delay(work, *question.straggler)
         if question.accumulate is not None:
             self._accumulate(work, question.accumulate)
-        edit = Edit(self.program, work)
+        edit, hosts = Edit(self.program, work), self._hosts_in(question)
         if question.strategy is not None:
             strategies = require_extension("whatif", "--strategy")
             edit = strategies.apply(
@@ -361,24 +361,21 @@ class WhatIf:
                 self.program,
                 work,
                 question.strategy,
-                network=self.network,
-                ranks=question.ranks or len(self.program.ranks),
+                network=None if self.network is None else replace(self.network, hosts=hosts),
+                ranks=len(hosts),
                 calibration=self._calibration,
                 times_codecs=self.times_codecs,
                 quiet=self._quiet(self.network),
             )
         program, work = edit.program, edit.work
-        hosts, spread = self._hosts, 0.0
-        ranks = question.ranks or len(program.ranks)
+        ranks, spread = len(hosts), 0.0
         crowding = self._crowding(ranks, question.hosts)
         if ranks != len(program.ranks):
-            program, work, hosts = self._resize(program, work, ranks, crowding)
+            program, work = self._resize(program, work, hosts, crowding)
             spread = PER_DOUBLING * abs(math.log2(ranks / len(self.program.ranks)))
             spread += PER_DOUBLING if crowding != 1 else 0.0
         else:
             work = [mine * crowding for mine in work]
-        if question.hosts is not None:
-            hosts = _on_hosts(len(program.ranks), question.hosts)
         like_others = () if question.without_straggler is None else (question.without_straggler,)
         case = _Case(
             program,
@@ -753,9 +750,20 @@ class WhatIf:
             there = ranks if machines == 1 else now
         return max(there / processors, 1.0) / max(now / processors, 1.0)
 
+    def _hosts_in(self, question: Question) -> tuple[int, ...]:
+        """The host of each rank; of more ranks, as many are on each host as now."""
+        now, ranks = len(self.program.ranks), question.ranks or len(self.program.ranks)
+        if question.hosts is not None:
+            return _on_hosts(ranks, question.hosts)
+        if ranks == now:
+            return self._hosts
+        count = len(set(self._hosts))
+        per_host = ranks if count == 1 else -(-now // count)
+        return tuple(place // per_host for place in range(ranks))
+
     def _resize(
-        self, program: Program, work: list[FloatArray], ranks: int, crowding: float
-    ) -> tuple[Program, list[FloatArray], tuple[int, ...]]:
+        self, program: Program, work: list[FloatArray], hosts: tuple[int, ...], crowding: float
+    ) -> tuple[Program, list[FloatArray]]:
         """A program of more or fewer ranks.
 
         A new rank works as one of the recorded ranks did in another step, so that the maximum over
@@ -763,18 +771,14 @@ class WhatIf:
 
         Args:
             work: Own work before each item of each rank.
-            ranks: How many ranks there are to be.
+            hosts: The host of each rank that there is to be.
             crowding: By which factor they work longer, see `_crowding`.
         """
-        now = len(program.ranks)
+        now, ranks = len(program.ranks), len(hosts)
         if ranks < 2 or now < 2:
             raise Refused("a job of one rank does not communicate: there is nothing to go by")
         if any(len(each.places) not in (1, now) for each in program.exchanges):
             raise Refused("the job has groups of some ranks: how they would grow is not known")
-        per_host = -(-now // len(set(self._hosts)))
-        hosts = tuple(place // per_host for place in range(ranks))
-        if len(set(self._hosts)) == 1:
-            hosts = (0,) * ranks
         count = len(program.steps)
         items = [program.items[place % now] for place in range(ranks)]
         total = np.array(
@@ -804,7 +808,7 @@ class WhatIf:
             begin=program.begin[places % now],
             recorded=program.recorded[:, places % now],
         )
-        return resized, drawn, hosts
+        return resized, drawn
 
     def _grown(self, exchange: Exchange, places: IntArray, crowding: float) -> Exchange:
         """An exchange of all ranks, with its time by the formula of its operation."""

@@ -62,8 +62,8 @@ def step_time(
         gradients.append(Gradient(index, f"layer{index}", layer.elements, use=index, ready_us=now))
     plan = schedule.plan(gradients)
     exchanges: list[Exchange] = []
-    signals: dict[int, tuple[int, int]] = {}
-    numbers: dict[int, list[int]] = {}
+    signals: dict[int, tuple[tuple[int, int], int]] = {}
+    numbers: dict[tuple[int, int], list[int]] = {}
 
     def exchange(op: str, step: int, duration: float) -> int:
         alone, times = np.zeros(1, dtype=np.int64), np.array([duration])
@@ -73,24 +73,26 @@ def step_time(
     rows: list[tuple[int, int, float]] = []
     for step in range(_STEPS):
         durations = [duration_of(message) for message in plan.messages]
-        numbers[step] = [exchange("all_reduce", step, duration) for duration in durations]
+        numbers[step, 0] = [exchange("all_reduce", step, duration) for duration in durations]
         ready = {}
         for index in [*(gradient.index for gradient in gradients), NULL]:
             ready[index] = exchange(SIGNAL, step, 0.0)
-            signals[ready[index]] = (step, index)
+            signals[ready[index]] = ((step, 0), index)
         backward = [(LAUNCH, ready[each.index], layers[each.index].backward) for each in gradients]
         backward.append((LAUNCH, ready[NULL], 0.0))
         if schedule.wait == "next_update":
             forward = sum(layer.forward for layer in layers)
-            former = [(WAIT, number, 0.0) for number in numbers.get(step - 1, [])]
+            former = [(WAIT, number, 0.0) for number in numbers.get((step - 1, 0), [])]
             rows += [*backward[:-1], (STEP_END, NULL, forward), *former, backward[-1]]
             continue
         rows += backward
         work = 0.0
         for index, layer in enumerate(layers):
-            needed = plan.carriers[index] if schedule.wait == "layer" else range(len(numbers[step]))
+            needed = (
+                plan.carriers[index] if schedule.wait == "layer" else range(len(numbers[step, 0]))
+            )
             for number in needed:
-                rows.append((WAIT, numbers[step][number], work))
+                rows.append((WAIT, numbers[step, 0][number], work))
                 work = 0.0
             work += layer.forward
         rows.append((STEP_END, NULL, work))

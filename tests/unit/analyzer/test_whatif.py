@@ -38,6 +38,7 @@ from ddltrace.analyzer.whatif.program import (
     STEP_END,
     WAIT,
     Exchange,
+    Program,
     periods,
 )
 from ddltrace.analyzer.whatif.questions import (
@@ -55,6 +56,7 @@ from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.dion import Dion
 from ddltrace.experiments.frequency.frequency import Frequency
 from ddltrace.experiments.messages.message_plan import Gradient
+from ddltrace.experiments.synchronization.adpsgd import AdPsgd
 from ddltrace.experiments.timed_here import OwnUpdate, Sent
 from ddltrace.tracer.errors import UsageError
 
@@ -526,6 +528,102 @@ def test_backup_workers_are_not_waited_for():
     assert late.ends[-1, 1] > 1.4 * late.ends[-1, 0]
 
 
+def test_what_is_ready_at_a_tick_leaves_together():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    gradients = len(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit").tensors(0))
+    (bucket,) = _averaged(asked, "ddp:bucket_mb=100", step=3)
+    for spec, messages in (
+        ("fusion:cycle_ms=1000", {1}),
+        ("fusion:cycle_ms=1000,threshold_mb=0", {gradients}),
+        ("fusion:cycle_ms=5", set(range(2, gradients))),
+    ):
+        sent = _averaged(asked, spec, step=3)
+        assert len(sent) in messages, spec
+        assert sorted(index for each in sent for index in each.carried) == sorted(bucket.carried)
+        assert sum(each.link_bytes for each in sent) == pytest.approx(bucket.link_bytes)
+    # With what all ranks have at the end of backward, it waits for the next tick, half a cycle on
+    # average; a step then lasts a whole number of cycles.
+    slow = asked.ask(Question(strategy="fusion:cycle_ms=1000"))
+    assert 0.2e6 < slow.step_us - asked.baseline_us < 1.2e6
+    fast, slower = (asked.ask(Question(strategy=f"fusion:cycle_ms={cycle}")) for cycle in (20, 100))
+    assert fast.step_us < slower.step_us < slow.step_us
+
+
+def test_a_rank_waits_for_its_neighbours_only():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    program, replayed = asked.predict(Question(strategy="gossip", straggler=(1, 0.3)))
+    ends = replayed.ends
+    for near in (0, 2):
+        assert (ends[1:, near] > ends[:-1, 1]).all()
+    assert (ends[2:, 3] > ends[:-2, 1]).all()  # two places away
+    assert (ends[1:, 3] < ends[:-1, 1]).any()
+    sent = {(tuple(each.places), each.ends) for each in program.exchanges if each.ends}
+    assert len(sent) == 8  # each of 4 ranks to two others
+    size = sum(info.bytes for info in ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit").tensors(0))
+    assert {each.link_bytes for each in program.exchanges if each.ends} == {size}
+
+
+def test_passive_ranks_wait_for_nobody():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    program, replayed = asked.predict(Question(strategy="adpsgd"))
+    assert (replayed.waited[:, [0, 2]] > 0).all()
+    assert not replayed.waited[:, [1, 3]].any()
+    rule = AdPsgd()
+    for step, number in enumerate(program.steps.tolist()):
+        chosen = {each.places[0]: each.ends[1] for each in _averaged_in(program, "send", step)}
+        assert chosen == {rank: rule.partner(rank, 4, number) for rank in (0, 2)}
+    for late in (0, 1):
+        _, delayed = asked.predict(Question(strategy="adpsgd", straggler=(late, 0.3)))
+        others = [rank for rank in range(4) if rank != late]
+        assert delayed.ends[-1, late] > replayed.ends[-1, late] + 5e9
+        usual = replayed.ends[-1, others]
+        assert delayed.ends[-1, others] == pytest.approx(usual, rel=0.5)
+
+
+def test_groups_wait_for_each_other_where_all_ranks_average():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    program, replayed = asked.predict(Question(strategy="grouped:every=4", straggler=(3, 0.3)))
+    for step in range(len(program.steps)):
+        members = [each.places.tolist() for each in _averaged_in(program, "all_reduce", step)]
+        together = [0, 1, 2, 3] in members
+        assert together == ((step + 1) % 4 == 0)
+        assert {(0, 1), (2, 3)} <= set(map(tuple, members))
+        # The late group falls behind by up to 0.3 s in each step, until all ranks are together.
+        behind, alone = replayed.ends[step, 2] - replayed.ends[step, 0], (step + 1) % 4
+        assert 0.2e9 * alone - 0.05e9 <= behind <= 0.3e9 * alone + 0.05e9
+    refused = asked.ask(Question(strategy="grouped", ranks=8)).refused
+    assert "of the trace only" in refused
+    refused = asked.ask(Question(strategy="grouped", hosts=2)).refused
+    assert "inside a host" in refused
+
+
+def test_hosts_send_what_their_ranks_send_together():
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    size = sum(info.bytes for info in ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit").tensors(0))
+
+    def sent(spec: str) -> float:
+        program, _ = asked.predict(Question(strategy=spec, ranks=8, hosts=4))
+        return sum(each.link_bytes for each in _averaged_in(program, "all_reduce", 3))
+
+    # Each of 4 hosts has two ranks, and sends the sums of its ranks around a ring.
+    assert sent("hierarchical+ddp:bucket_mb=100") == pytest.approx(2 * 3 / 4 * size, rel=0.01)
+    assert sent("ring+ddp:bucket_mb=100") == pytest.approx(2 * 7 / 8 * size, rel=0.01)
+    # In the first of its rounds, both ranks of a host send half of their vectors to another host.
+    assert sent("halving_doubling+ddp:bucket_mb=100") > 2 * size
+    refused = asked.ask(Question(strategy="auto", ranks=8, hosts=4)).refused
+    assert "links inside hosts" in refused
+    chosen = asked.ask(Question(strategy="auto")).step_us
+    flat = [asked.ask(Question(strategy=spec)).step_us for spec in ("ring", "tree", "mesh")]
+    assert chosen <= 1.01 * min(flat)  # by the costs of a message and a byte alone
+
+
+def test_a_mean_with_more_others_takes_longer():
+    gradients = [Gradient(0, "weight", 1 << 20, shape=(1 << 10, 1 << 10))]
+    (copy, few), (_, many) = (timed_here.mean_ns(gradients, others) for others in (1, 6))
+    assert 0 < copy < many
+    assert few < many
+
+
 def test_each_direction_of_a_servers_link_is_used_by_itself():
     network = Network(0.0, 1.0, (0, 1, 2))
     message = replace(_message(op="send"), places=np.array([1]), link_bytes=100.0, rounds=1)
@@ -545,6 +643,11 @@ def _averaged(asked: WhatIf, spec: str, *, step: int) -> list[Exchange]:
         for each in program.exchanges
         if each.step == step and each.op != SIGNAL and each.tensors
     ]
+
+
+def _averaged_in(program: Program, op: str, step: int) -> list[Exchange]:
+    """The exchanges of an operation that carry tensors in a step."""
+    return [e for e in program.exchanges if (e.op, e.step) == (op, step) and e.tensors]
 
 
 def test_ranks_that_exchange_rarely_may_be_faster_than_their_work_says():
