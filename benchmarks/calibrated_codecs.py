@@ -3,9 +3,9 @@
     python benchmarks/calibrated_codecs.py
     python benchmarks/calibrated_codecs.py --workload vgg --strategy qsgd --rounds 20
 
-Calibrates on four ranks of this machine, then times the messages of each workload: in a loop, and
-each time after a forward and a backward pass, as in a job, whose caches hold other data then. Only
-the calibration is recorded. Nothing else should run.
+Calibrates on four ranks of this machine, then times training steps of each workload with each
+strategy and without any exchange: the difference is what messages take. Both are recorded, as the
+jobs of an experiment are. Nothing else should run.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from typing import TYPE_CHECKING
 
 from ddltrace.analyzer.whatif.calibration import Calibration, read_calibration
 from ddltrace.experiments import workloads
-from ddltrace.experiments.calibration import busy_clock, busy_us, calibrate, mean_of_medians
+from ddltrace.experiments.calibration import busy_us, calibrate
 from ddltrace.experiments.harness.job_process import ranks_launcher
 from ddltrace.experiments.strategy.spec import parse
 
 if TYPE_CHECKING:
-    from ddltrace.experiments.workloads.base import Workload
+    from ddltrace.experiments.strategy.strategy import Strategy
 
 WORKLOADS = ("vgg", "resnet", "gpt")
 CODECS = ("fp16", "int8", "fp8", "int4", "thc", "qsgd", "ternary", "signsgd", "topk", "powersgd")
-WARMUP = 3
 TIMEOUT_S = 600.0
 
 
@@ -56,8 +55,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ddltrace-calibrated-") as folder:
         file = Path(folder) / "calibration.json"
         file.write_text(json.dumps(found), encoding="utf-8")
+        record = [sys.executable, "-m", "ddltrace", "run", "--level", "layer"]
+        record += ["-o", str(Path(folder) / "trace"), "--"]
         own = [__file__, *sys.argv[1:], "--calibration", str(file)]
-        sys.exit(subprocess.run([*ranks_launcher(options.ranks), *own], check=False).returncode)
+        ranks = ranks_launcher(options.ranks)
+        sys.exit(subprocess.run([*record, *ranks, *own], check=False).returncode)
 
 
 def compare(file: Path, names: Sequence[str], specs: Sequence[str], rounds: int) -> None:
@@ -69,48 +71,59 @@ def compare(file: Path, names: Sequence[str], specs: Sequence[str], rounds: int)
     dist.init_process_group("gloo")
     calibration = read_calibration(file)
     if dist.get_rank() == 0:
-        print(f"{'':30} {'calibrated':>14} {'in a loop':>14} {'after backward':>20}")
+        print(f"{'':30} {'calibrated':>14} {'in training':>14}")
     for name in names:
-        width = workloads.WORKLOADS[name].width
-        workload = workloads.create(name, width=width, batch_size=16, seed=0)
+        own = training_us(name, None, rounds)
         for spec in specs:
-            calibrated, *times = timed(workload, spec, rounds, calibration)
+            calibrated = calibrated_us(calibration, name, spec)
+            taken = training_us(name, parse(spec), rounds) - own
             if dist.get_rank() == 0:
-                ratios = "".join(f" {each:8.1f} ms ({each / calibrated:4.2f})" for each in times)
-                print(f"{name:8} {spec:21} {calibrated:11.1f} ms{ratios}", flush=True)
+                times = f"{calibrated / 1e3:11.1f} ms {taken / 1e3:11.1f} ms"
+                print(f"{name:8} {spec:21} {times} ({taken / calibrated:4.2f})", flush=True)
     dist.destroy_process_group()
 
 
-def timed(workload: Workload, spec: str, rounds: int, calibration: Calibration) -> list[float]:
-    """What all messages of a step take, ms: as calibrated, in a loop, and after backward."""
+def training_us(name: str, strategy: Strategy | None, rounds: int) -> float:
+    """How long processors are busy with a training step; without a strategy, of ranks alone."""
+    import torch
     import torch.distributed as dist
 
-    from ddltrace.experiments.engine.create_exchange import create_message_exchange
+    from ddltrace.experiments.engine.attach import attach
+    from ddltrace.experiments.engine.groups import destroy_groups
+
+    workload = workloads.create(name, width=workloads.WORKLOADS[name].width, batch_size=16, seed=0)
+    exchange = None if strategy is None else attach(workload.model, strategy)
+    model = workload.model if exchange is None else exchange.model
+    optimizer = torch.optim.SGD(workload.model.parameters(), lr=0.01, momentum=0.9)
+    batches = workload.batches(dist.get_rank(), dist.get_world_size())
+
+    def step() -> None:
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        workload.loss(model(inputs), targets).backward()
+        optimizer.step()
+
+    busy = busy_us(step, rounds)
+    if exchange is not None:
+        exchange.close()
+        del exchange, model
+        destroy_groups()
+    return busy
+
+
+def calibrated_us(calibration: Calibration, name: str, spec: str) -> float:
+    """What all messages of a step of a workload take by the calibration."""
     from ddltrace.experiments.messages.message_plan import describe_gradient
     from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 
+    workload = workloads.create(name, width=workloads.WORKLOADS[name].width, batch_size=16, seed=0)
     named = list(enumerate(workload.model.named_parameters()))
     plan = DdpBuckets().plan([describe_gradient(i, n, p) for i, (n, p) in reversed(named)])
-    exchange = create_message_exchange(parse(spec), dist.group.WORLD)
-    exchange.prepare(plan.gradients)
-    calibrated = sum(
-        calibration.exchange_ns(
-            spec, [each.elements for each in message.slices], messages=len(plan.messages)
-        )
-        for message in plan.messages
-    )
-    clock, found = busy_clock(), [calibrated / 1e6]
-    for computes in (False, True):
-        times = []
-        batches = workload.batches(dist.get_rank(), dist.get_world_size())
-        for _ in range(WARMUP + rounds):
-            if computes:
-                inputs, targets = next(batches)
-                workload.loss(workload.model(inputs), targets).backward()
-            times.append(busy_us(exchange, plan.messages, clock))
-        found.append(mean_of_medians(times[WARMUP:]) / 1e3)
-    exchange.close()
-    return found
+    found = 0.0
+    for message in plan.messages:
+        parts = [each.elements for each in message.slices]
+        found += calibration.exchange_ns(spec, parts, messages=len(plan.messages)) or 0.0
+    return found / 1e3
 
 
 if __name__ == "__main__":

@@ -13,19 +13,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.whatif.calibration import AT_ONCE, BUCKET, SCHEMA
 from ddltrace.experiments.harness.job_process import last_lines, ranks_launcher, run_job
-from ddltrace.experiments.messages.message_plan import Gradient, Message, Slice
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice, whole
+from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 from ddltrace.experiments.strategy.spec import exchange_of, parse
 from ddltrace.tracer.errors import DdltraceError
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from ddltrace.experiments.messages.message_exchange import MessageExchange
+    from ddltrace.experiments.strategy.strategy import Strategy
 
 SIZES: Final = tuple(1 << power for power in range(10, 25, 2))
 """Bytes of the vectors: 1 KiB to 16 MiB."""
@@ -36,20 +39,17 @@ _SHAPES: Final = ((32, 1, 1), (32, 8, 1), (32, 1, 48), (512, 1, 1))
 Matrices for codecs of low rank, square if there is one length. Several lengths differ by a `BUCKET`
 for each rank: codecs treat parts of one length together, after they have rounded lengths up."""
 
-_MERGED: Final = "mgwfbp:steps=1,alpha_us=1000000000,beta_us_per_mb=0"
-"""A strategy that sends all gradients as they are in one message, as DDP does with few bytes."""
-
 _WIDTH: Final = 64
 _BATCH: Final = 4
-"""Of the small GPT that computes in front of each timed exchange."""
+"""Of the small GPT that computes beside each timed exchange."""
 
-_LAYERS: Final = 24
-"""Of the model with which the engine's work for a gradient is timed; two gradients each."""
+_LEAST_US: Final = 1.0
+"""The least time of an exchange: two measurements are subtracted from each other."""
 
 _FAST: Final = "10gbit"
 """Rate of an emulated network on which exchanges are timed."""
 
-_WARMUP: Final = 2
+_WARMUP: Final = 3
 
 
 def calibrate(
@@ -116,10 +116,7 @@ def _rank(output: Path, rounds: int, exchanges: Sequence[str]) -> None:
     if exchanges:
         torch.set_num_threads(1)  # as the ranks of a job
         dist.init_process_group("gloo")
-        found: dict[str, Any] = {
-            "exchanges": _exchanges(exchanges, rounds),
-            "gradient_us": _gradient_us(rounds),
-        }
+        found: dict[str, Any] = {"exchanges": _exchanges(exchanges, rounds)}
     else:
         dist.init_process_group(library)
         found = {"library": library, "points": _all_reduces(device, rounds)}
@@ -158,140 +155,160 @@ def busy_clock() -> Callable[[], float]:
     Where ranks outnumber processors, it measures processor time: such ranks also wait for their
     turn, and in a loop of messages much longer than in a job, whose ranks compute meanwhile.
     """
-    import torch.distributed as dist
-
-    crowded = dist.get_world_size() / (os.cpu_count() or 1)
+    crowded = _ranks_per_processor()
     if crowded <= 1:
         return lambda: time.perf_counter_ns() / 1e3
     return lambda: crowded * time.process_time_ns() / 1e3
 
 
-def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
-    """Times the engine's exchanges of a vector; leaves out those that refuse these ranks."""
-    import torch
+def _ranks_per_processor() -> float:
     import torch.distributed as dist
 
-    from ddltrace.experiments.engine.create_exchange import create_message_exchange
-    from ddltrace.experiments.workloads.gpt import CONTEXT, GptModel
-
-    group = dist.group.WORLD
-    assert group is not None
-    model, codes = GptModel(_WIDTH), torch.zeros(_BATCH, CONTEXT, dtype=torch.int64)
-    clock, found = busy_clock(), []
-    for spec in specs:
-        try:
-            exchange = create_message_exchange(parse(spec), group)
-        except DdltraceError:
-            continue
-        for rows, lengths, of_each in _SHAPES:
-            gradients, messages = _messages(rows, lengths, of_each, dist.get_world_size())
-            exchange.prepare(gradients)
-            times: dict[int, list[float]] = {1: [], AT_ONCE: []}
-            for number in range(_WARMUP + rounds):
-                for count, taken in times.items():
-                    # In a job, messages follow these, and find the caches full of their data.
-                    model(codes).sum().backward()
-                    us = busy_us(exchange, messages[:count], clock)
-                    if number >= _WARMUP:
-                        taken.append(us / count)
-            found.append(
-                {
-                    "strategy": spec,
-                    "ranks": dist.get_world_size(),
-                    "elements": messages[0].elements,
-                    "lengths": lengths,
-                    "gradients": lengths * of_each,
-                    "us": mean_of_medians(times[AT_ONCE]),
-                    "alone_us": mean_of_medians(times[1]),
-                }
-            )
-        exchange.close()
-    return found
+    return dist.get_world_size() / (os.cpu_count() or 1)
 
 
-def busy_us(
-    exchange: MessageExchange, messages: Sequence[Message], clock: Callable[[], float]
-) -> float:
-    """How long the engine takes to average messages of random elements. Collective.
+def busy_us(step: Callable[[], object], rounds: int) -> float:
+    """How long processors are busy with a step: the mean over ranks of each one's median.
+
+    Collective.
 
     Args:
-        exchange: Prepared for their gradients.
-        messages: Of float32, all in flight at once.
-        clock: From `busy_clock`.
+        step: Does it once. Its first calls are not timed.
+        rounds: How many are.
     """
     import torch
     import torch.distributed as dist
 
-    payloads = [torch.randn(message.elements) for message in messages]
-    dist.barrier()
-    begin = clock()
-    exchange.begin_step()
-    for handle in list(map(exchange.start, messages, payloads)):
-        handle.wait()
-    return clock() - begin
-
-
-def mean_of_medians(times: Sequence[float]) -> float:
-    """The mean over all ranks of the median of each rank's times. Collective."""
-    import torch
-    import torch.distributed as dist
-
-    median = torch.tensor(statistics.median(times))
+    clock, times = busy_clock(), []
+    for _ in range(_WARMUP + rounds):
+        dist.barrier()
+        begin = clock()
+        step()
+        times.append(clock() - begin)
+    median = torch.tensor(statistics.median(times[_WARMUP:]))
     dist.all_reduce(median)
     return median.item() / dist.get_world_size()
 
 
-def _messages(
-    rows: int, lengths: int, of_each: int, ranks: int
-) -> tuple[dict[int, Gradient], list[Message]]:
-    """Messages of some matrices each, as in `_SHAPES`."""
-    gradients: dict[int, Gradient] = {}
-    messages = []
+def _exchanges(specs: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """Times the engine's exchanges of a vector; leaves out those that refuse these ranks."""
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size()
+    shaped = [(shape, count) for shape in _SHAPES for count in (1, AT_ONCE)]
+    own = {each: busy_us(_training(_matrices(*each)), rounds) for each in shaped}
+    found = []
+    for spec in specs:
+        strategy = parse(spec)
+        try:
+            taken = {each: _busy_with_us(strategy, *each, rounds) - own[each] for each in shaped}
+        except DdltraceError:
+            continue
+        for shape in _SHAPES:
+            sizes = _sizes(shape, ranks)
+            found.append(
+                {
+                    "strategy": spec,
+                    "ranks": ranks,
+                    "elements": sum(rows * columns for rows, columns in sizes),
+                    "lengths": shape[1],
+                    "gradients": len(sizes),
+                    "us": max(taken[shape, AT_ONCE], _LEAST_US) / AT_ONCE,
+                    "alone_us": max(taken[shape, 1], _LEAST_US),
+                }
+            )
+    return found
+
+
+def _busy_with_us(
+    strategy: Strategy, shape: tuple[int, int, int], messages: int, rounds: int
+) -> float:
+    """As `busy_us`, of a training step in which the strategy exchanges so many messages."""
+    from ddltrace.experiments.engine.attach import attach
+    from ddltrace.experiments.engine.groups import destroy_groups
+
+    schedule = _EqualMessages(messages)
+    exchange = attach(_matrices(shape, messages), replace(strategy, schedule=schedule))
+    busy = busy_us(_training(exchange.model), rounds)
+    exchange.close()
+    del exchange
+    destroy_groups()
+    return busy
+
+
+def _sizes(shape: tuple[int, int, int], ranks: int) -> list[tuple[int, int]]:
+    """Rows and columns of the matrices of a message, from a shape of `_SHAPES`."""
+    rows, lengths, of_each = shape
     more = ranks * BUCKET // rows
-    for number in range(AT_ONCE):
-        slices = []
-        for matrix in range(lengths * of_each):
-            columns = rows if lengths == 1 else more * (matrix // of_each + 1)
-            index, elements = len(gradients), rows * columns
-            gradients[index] = Gradient(index, f"{index}", elements, shape=(rows, columns))
-            slices.append(Slice(index, 0, elements))
-        size = 4 * sum(each.elements for each in slices)
-        messages.append(Message(number, tuple(slices), size))
-    return gradients, messages
+    columns = [rows] if lengths == 1 else [more * (number + 1) for number in range(lengths)]
+    return [(rows, each) for each in columns for _ in range(of_each)]
 
 
-def _gradient_us(rounds: int) -> float:
-    """How much longer a step takes for each gradient that the engine exchanges instead of DDP."""
+def _matrices(shape: tuple[int, int, int], messages: int) -> nn.Module:
+    """A model whose parameters are the matrices of some messages, with random gradients."""
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
 
-    from ddltrace.experiments.engine.attach import attach
+    class Matrices(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = _sizes(shape, dist.get_world_size())
+            self.factors = [torch.randn(size) for size in sizes * messages]
+            self.matrices = nn.ParameterList(torch.zeros_like(each) for each in self.factors)
 
-    inputs = torch.ones(4, 16)
-    clock, medians = busy_clock(), []
-    for engine in (False, True):
-        model: nn.Module = nn.Sequential(*(nn.Linear(16, 16) for _ in range(_LAYERS)))
-        exchange = None
-        if engine:
-            exchange = attach(model, parse(_MERGED))
-            model = exchange.model
+        def forward(self) -> torch.Tensor:
+            products = zip(self.matrices, self.factors, strict=True)
+            return torch.stack([(matrix * factor).sum() for matrix, factor in products]).sum()
+
+    return Matrices()
+
+
+def _training(model: nn.Module) -> Callable[[], None]:
+    """A training step of a model of `_matrices` beside a small GPT that exchanges nothing.
+
+    Where ranks outnumber processors, messages are sent beside the backward pass of the GPT, as in
+    a job. Else they are sent after it: the time that processors are busy with them is then the
+    time until they have come.
+    """
+    import torch
+
+    from ddltrace.experiments.workloads.gpt import CONTEXT, GptModel
+
+    other, codes = GptModel(_WIDTH), torch.zeros(_BATCH, CONTEXT, dtype=torch.int64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    crowded = _ranks_per_processor() > 1
+
+    def step() -> None:
+        optimizer.zero_grad()
+        # The backward pass begins with what was computed last.
+        if crowded:
+            loss = other(codes).sum() + model()
         else:
-            model = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        times = []
-        for number in range(_WARMUP + 4 * rounds):
-            dist.barrier()
-            begin = clock()
-            model(inputs).sum().backward()
-            optimizer.step()  # waits for the messages
-            if number >= _WARMUP:
-                times.append(clock() - begin)
-        medians.append(statistics.median(times))
-        if exchange is not None:
-            exchange.close()
-    return max(medians[1] - medians[0], 0.0) / (2 * _LAYERS)
+            loss = model()
+            loss = other(codes).sum() + loss
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+class _EqualMessages(Schedule):
+    """Sends as many messages as is said, each of as many neighbouring parameters."""
+
+    def __init__(self, messages: int) -> None:
+        self._messages = messages
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        """Messages in the order in which their first gradients come."""
+        parts: dict[int, list[Slice]] = {}
+        for each in gradients:
+            parts.setdefault(each.index * self._messages // len(gradients), []).append(whole(each))
+        return MessagePlan(gradients, list(parts.values()))
+
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        """Each goes as soon as its gradients are ready."""
+        return InTurn(plan)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ from ddltrace.experiments.messages.message_plan import (
     plan_in_order,
 )
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
-from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.catalogue import techniques
 from ddltrace.experiments.strategy.spec import BASELINE, exchange_of, parse
@@ -372,7 +371,8 @@ class _Exchanged:
             raise Refused("which ranks form pairs is simulated for those of the trace only")
         self._plan, self._fragments = self._planned()
         self._exchange = exchange_of(strategy.spec)
-        self._calibration = calibration if network.machines and not self._is_ddp else None
+        is_measured = network.machines and not strategy.runs_on_reducer
+        self._calibration = calibration if is_measured else None
         rule = strategy.optimizer_rule
         is_timed = strategy.encodes or rule is not None or strategy.exchanges == "momentum"
         is_timed = is_timed or strategy.place == "peers"
@@ -381,8 +381,7 @@ class _Exchanged:
         if rule is not None:
             if not times_codecs:
                 raise Refused("what its update costs is not calibrated")
-            engine_us = len(gradients) * (calibration.gradient_us if calibration else 0.0)
-            self._update_ns = self._crowded * rule_ns(rule, gradients) + engine_us * 1e3
+            self._update_ns = self._crowded * rule_ns(rule, gradients)
         self._ops: list[str] = []  # of the messages of an update that sends them itself
         self._costs = self._message_costs()
         # DDP's own messages are no longer launched.
@@ -402,7 +401,6 @@ class _Exchanged:
         self._due: dict[int, list[int]] = {}
         self._beside: set[int] = set()  # steps whose own work goes on beside messages
         self._cost_of: dict[int, _Cost] = {}  # of each message
-        self._gradients_at: dict[int, int] = {}  # exchange -> how many the engine takes then
 
     def edit(self) -> Edit:
         """The program with the strategy's messages, and its work."""
@@ -450,8 +448,6 @@ class _Exchanged:
             number = len(self._exchanges)
             self._signal_of[average, index] = number
             self._signals[number] = (average, index)
-            if index != NULL:
-                self._gradients_at[number] = 1
             self._exchanges.append(_exchange(SIGNAL, ranks, average[0]))
 
     def _planned(self) -> tuple[MessagePlan, list[range]]:
@@ -528,14 +524,6 @@ class _Exchanged:
         self._cost_of[number] = cost
         return number
 
-    @property
-    def _is_ddp(self) -> bool:
-        """Whether PyTorch itself runs it."""
-        strategy = self._strategy
-        return isinstance(strategy.schedule, DdpBuckets) and not (
-            strategy.encodes or strategy.architecture or strategy.place != "all"
-        )
-
     def _measured_ns(self, message: Message) -> float | None:
         """What a message takes of processors by the calibration."""
         if self._calibration is None:
@@ -555,15 +543,16 @@ class _Exchanged:
             own_ns = sum(cost.encode_ns + cost.decode_ns for cost in self._costs if self._ops)
             slower = (_SLOWER_HERE - 1) * (self._update_ns + own_ns) / 1e3
             more = slower + len(self._gradients) * _GRADIENT_US
-        return more if self._is_ddp or self._ops else more + self._more_of_messages_us()
+        if self._strategy.runs_on_reducer or self._ops:
+            return more
+        return more + self._more_of_messages_us()
 
     def _more_of_messages_us(self) -> float:
         """The part of that for messages which PyTorch does not send."""
-        gradients = 0 if self._averages is not None else len(self._gradients)
         measured = [cost.processor_ns for cost in self._costs if cost.processor_ns is not None]
         if self._calibration is not None and len(measured) == len(self._costs):
-            slower = (_SLOWER_HERE - 1) * sum(measured) / 1e3 if self._strategy.encodes else 0.0
-            return slower + gradients * self._calibration.gradient_us
+            return (_SLOWER_HERE - 1) * sum(measured) / 1e3 if self._strategy.encodes else 0.0
+        gradients = 0 if self._averages is not None else len(self._gradients)
         codec_us = sum(cost.encode_ns + cost.decode_ns for cost in self._costs) / 1e3
         engine_us = len(self._costs) * _ENGINE_US + gradients * _GRADIENT_US
         return engine_us + (_SLOWER_CODEC - 1) * codec_us
@@ -721,9 +710,6 @@ class _Exchanged:
         shares = self._shares_of_steps()
         between = np.diff(np.append(0.0, at)) * shares[step]
         between += self._codec_work(kind, exchange)
-        if self._calibration is not None:
-            taken = np.array([self._gradients_at.get(number, 0) for number in exchange.tolist()])
-            between += (kind == LAUNCH) * taken * self._calibration.gradient_us * 1e3
         if self._schedule.wait == "next_update":  # one half before its messages start
             more = _DELAYED_UPDATE / 2 * self._updates_ns(place)
             ended = [number for (_, index), number in self._signal_of.items() if index == NULL]
@@ -911,8 +897,8 @@ class _FusedMessage:
 class _Fused(_Exchanged):
     """Makes the program of a schedule that sends by the clock, on which rank 0 decides.
 
-    The clock ticks from the start of the trace on. At each tick, the dispatcher gets the gradients
-    that were ready on rank 0 by then in the trace.
+    The clock starts with the first gradient of a step. At each tick, the dispatcher gets the
+    gradients that were ready on rank 0 by then in the trace.
     """
 
     def _message_costs(self) -> list[_Cost]:
@@ -933,7 +919,7 @@ class _Fused(_Exchanged):
         cycle_ns = round((self._schedule.cycle_ms or 0.0) * 1e6)
         dispatcher, ready = self._schedule.dispatcher(self._plan), self._ready_times(0, step)
         left = deque(sorted(ready, key=ready.__getitem__))
-        tick = ready[left[0]] // cycle_ns * cycle_ns
+        tick = ready[left[0]]
         while left:
             tick += cycle_ns
             while left and ready[left[0]] <= tick:
@@ -951,7 +937,7 @@ class _Fused(_Exchanged):
             carried = tuple(fused.message.gradients)
             exchange = _exchange("all_reduce", self._groups[0], step, self._queue)
             number = self._append(exchange, fused.cost, carried)
-            self._gradients_at[number], self._message_of[number] = len(carried), fused
+            self._message_of[number] = fused
             numbers.append(number)
         self._numbers[step, 0] = numbers
 

@@ -1,14 +1,13 @@
 """What ``ddltrace experiment calibrate`` has measured: the costs of messages on a machine.
 
-The file is JSON: ``schema`` (``ddltrace.calibration/3``), ``library`` and ``created``; ``points``,
+The file is JSON: ``schema`` (``ddltrace.calibration/4``), ``library`` and ``created``; ``points``,
 the median time of an all_reduce of each size on each number of ranks, as objects with ``ranks``,
-``bytes``, ``us``; ``exchanges``, how long processors are busy when the engine averages a message
-with a codec or architecture, as objects with ``strategy``, ``ranks``, ``elements``, ``gradients``
-(how many it carries), ``lengths`` (how many different ones these have: codecs treat those of one
-length together), ``us`` (an eighth of eight messages at once) and ``alone_us`` (a message alone);
-and ``gradient_us``, what the engine takes for each gradient beside DDP. Where ranks outnumber
-processors, the last three are processor time, summed over ranks, by processor; else time on links
-of at least 10 Gbit/s.
+``bytes``, ``us``; ``exchanges``, how much longer processors are busy with a training step if the
+engine averages messages with a codec or architecture, as objects with ``strategy``, ``ranks``,
+``elements``, ``gradients`` (how many a message carries), ``lengths`` (how many different ones these
+have: codecs treat those of one length together), ``us`` (an eighth of eight messages at once) and
+``alone_us`` (a message alone). Where ranks outnumber processors, these two are processor time,
+summed over ranks, by processor; else time on links of at least 10 Gbit/s.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 from ddltrace.analyzer.whatif.costs import SMALL, messages_in_a_row
 from ddltrace.tracer.errors import UsageError
 
-SCHEMA: Final = "ddltrace.calibration/3"
+SCHEMA: Final = "ddltrace.calibration/4"
 FILE: Final = "calibration.json"
 """Its name in the folder of a trace."""
 AT_ONCE: Final = 8
@@ -72,7 +71,6 @@ class Calibration(msgspec.Struct, frozen=True):
     created: str
     points: Annotated[list[Point], msgspec.Meta(min_length=2)]
     exchanges: list[Exchanged] = []
-    gradient_us: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
     def exchange_ns(
         self, strategy: str, gradients: Sequence[int], *, messages: int

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
+from ddltrace.experiments.engine.take_over import TakenOver
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.strategy import Strategy
 
@@ -63,4 +63,4 @@ def attach(
     if isinstance(strategy.schedule, DdpBuckets):
         options["bucket_cap_mb"] = strategy.schedule.bucket_mb
     ddp = DistributedDataParallel(model, **options)
-    return Exchange(ddp, None if runs_on_reducer(strategy) else TakenOver(ddp, strategy))
+    return Exchange(ddp, None if strategy.runs_on_reducer else TakenOver(ddp, strategy))

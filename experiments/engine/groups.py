@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Final
 
 import torch.distributed as dist
 
+_made: Final[list[dist.ProcessGroup]] = []
 _numbers: Final[dict[str, Iterator[int]]] = defaultdict(lambda: itertools.count(1))
 
 
@@ -32,4 +34,12 @@ def new_group_like(
         group_desc=f"ddltrace:{name}" + (f" {number}" if number > 1 else ""),
     )
     assert isinstance(made, dist.ProcessGroup)
+    _made.append(made)
     return made
+
+
+def destroy_groups() -> None:
+    """Ends the groups that were made, whose threads else go on as long as the process."""
+    while _made:
+        dist.destroy_process_group(_made.pop())
+    gc.collect()  # what has used them may refer to itself

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ddltrace.experiments.engine.job_end import at_job_end
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
+from ddltrace.experiments.engine.take_over import TakenOver
 from ddltrace.experiments.engine.update_control import before_step, install_hooks
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.strategy import Strategy
@@ -32,7 +32,7 @@ class JobStrategy:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._on_reducer = runs_on_reducer(strategy)
+        self._on_reducer = strategy.runs_on_reducer
         self._models: list[TakenOver] = []
         self._wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._found = False

@@ -32,26 +32,12 @@ from ddltrace.experiments.frequency.noloco import NoLoCo
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
 from ddltrace.experiments.observation.notes import report_restriction
 from ddltrace.experiments.optimizer_rules.muon import outer_weights
-from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.job_checks import refused_ranks, require_packages
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.tracer.errors import MissingCapabilityError
-
-
-def runs_on_reducer(strategy: Strategy) -> bool:
-    """Whether PyTorch's own reducer executes a strategy: DDP's buckets, and nothing else."""
-    return (
-        isinstance(strategy.schedule, DdpBuckets)
-        and not strategy.encodes
-        and strategy.frequency is None
-        and strategy.optimizer_rule is None
-        and strategy.architecture is None
-        and strategy.synchronization is None
-        and strategy.transport is None
-    )
 
 
 class TakenOver:

@@ -12,6 +12,7 @@ from ddltrace.experiments.frequency.frequency import Exchanged, Frequency
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 from ddltrace.experiments.parallelism.descriptions import Fsdp, Parallelism
 from ddltrace.experiments.schedules.base import Schedule
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.synchronization.rule import Place, Synchronization
 from ddltrace.experiments.transports.transport import Transport
 
@@ -43,6 +44,17 @@ class Strategy:
     architecture: AnyArchitecture | None = None
     synchronization: Synchronization | None = None
     transport: Transport | None = None
+
+    @property
+    def runs_on_reducer(self) -> bool:
+        """Whether PyTorch's own reducer executes it: DDP's buckets, and nothing else."""
+        others = (self.frequency, self.optimizer_rule, self.architecture, self.synchronization)
+        return (
+            isinstance(self.schedule, DdpBuckets)
+            and not self.encodes
+            and others == (None,) * 4
+            and self.transport is None
+        )
 
     @property
     def encodes(self) -> bool:

@@ -10,14 +10,14 @@ from support.made_trace import trace_of
 from ddltrace.analyzer.importers.imported import Row
 from ddltrace.analyzer.open_trace import Trace
 from ddltrace.analyzer.whatif.calibration import AT_ONCE
-from ddltrace.experiments.calibration import _SHAPES
-from ddltrace.experiments.calibration import _messages as timed_messages
+from ddltrace.experiments.calibration import _SHAPES, _EqualMessages, _sizes
 from ddltrace.experiments.codecs.codec import shard_elements
 from ddltrace.experiments.codecs.qsgd import Qsgd
 from ddltrace.experiments.harness.measurement import calibration_of
 from ddltrace.experiments.harness.results import Run, summarize
 from ddltrace.experiments.harness.results_table import choice_lines
 from ddltrace.experiments.harness.settings import Settings
+from ddltrace.experiments.messages.message_plan import Gradient
 from ddltrace.experiments.messages.trace_marks import CALIBRATION_BEGINS, CALIBRATION_ENDS
 from ddltrace.experiments.strategy.spec import names, parse
 from ddltrace.tracer.errors import TraceError, UsageError
@@ -130,12 +130,14 @@ def test_the_table_says_what_was_found_and_what_it_took() -> None:
 
 
 def test_the_gradients_of_a_timed_message_have_different_lengths() -> None:
-    for rows, lengths, of_each in _SHAPES:
-        gradients, messages = timed_messages(rows, lengths, of_each, 4)
-        assert [message.number for message in messages] == list(range(AT_ONCE))
-        for message in messages:
+    for shape in _SHAPES:
+        _, lengths, of_each = shape
+        sizes = [rows * columns for rows, columns in _sizes(shape, 4)] * AT_ONCE
+        gradients = [Gradient(index, f"{index}", size) for index, size in enumerate(sizes)]
+        plan = _EqualMessages(AT_ONCE).plan(gradients[::-1])
+        assert len(plan.messages) == AT_ONCE
+        for message in plan.messages:
             parts = [gradients[each.gradient] for each in message.slices]
-            assert sum(part.elements for part in parts) * 4 == message.bytes
             # Also after a codec has rounded them up to shards of whole blocks.
             shards = {shard_elements(part.elements, 4, Qsgd().alignment) for part in parts}
             assert len(shards) == lengths
