@@ -253,7 +253,9 @@ def _overview(rows: Sequence[ledger.Pair]) -> list[str]:
         "same network, a codec": [row for row in rows if _kind(row) == "codec"],
         "same network, fewer exchanges": [row for row in rows if _kind(row) == "frequency"],
         "same network, an architecture": [row for row in rows if _kind(row) == "architecture"],
-        "same network, a rule of servers": [row for row in rows if _kind(row) == "servers"],
+        "same network, a rule of synchronization": [
+            row for row in rows if _kind(row) == "synchronization"
+        ],
         "same network, an optimizer's rule": [row for row in rows if _kind(row) == "rule"],
         "another network": [row for row in rows if _kind(row) == "network"],
         "all": list(rows),
@@ -338,7 +340,7 @@ def _kind(pair: ledger.Pair) -> str:
         return "network"
     strategy = parse(spec)
     kinds = {
-        "servers": strategy.place == "servers",
+        "synchronization": strategy.place != "all",
         "rule": strategy.optimizer_rule is not None,
         "frequency": strategy.frequency is not None,
         "codec": strategy.encodes,

@@ -149,18 +149,6 @@ def _all_reduces(device: torch.device | None, rounds: int) -> list[dict[str, Any
     return points
 
 
-def busy_clock() -> Callable[[], float]:
-    """Returns a clock that measures how long processors are busy, us.
-
-    Where ranks outnumber processors, it measures processor time: such ranks also wait for their
-    turn, and in a loop of messages much longer than in a job, whose ranks compute meanwhile.
-    """
-    crowded = _ranks_per_processor()
-    if crowded <= 1:
-        return lambda: time.perf_counter_ns() / 1e3
-    return lambda: crowded * time.process_time_ns() / 1e3
-
-
 def _ranks_per_processor() -> float:
     import torch.distributed as dist
 
@@ -170,7 +158,8 @@ def _ranks_per_processor() -> float:
 def busy_us(step: Callable[[], object], rounds: int) -> float:
     """How long processors are busy with a step: the mean over ranks of each one's median.
 
-    Collective.
+    Where ranks outnumber processors, it is processor time: such ranks also wait for their turn, at
+    each message of a loop much longer than in a job, whose ranks compute meanwhile. Collective.
 
     Args:
         step: Does it once. Its first calls are not timed.
@@ -179,13 +168,14 @@ def busy_us(step: Callable[[], object], rounds: int) -> float:
     import torch
     import torch.distributed as dist
 
-    clock, times = busy_clock(), []
+    crowded, times = max(_ranks_per_processor(), 1.0), []
+    clock = time.process_time_ns if crowded > 1 else time.perf_counter_ns
     for _ in range(_WARMUP + rounds):
         dist.barrier()
         begin = clock()
         step()
         times.append(clock() - begin)
-    median = torch.tensor(statistics.median(times[_WARMUP:]))
+    median = torch.tensor(crowded * statistics.median(times[_WARMUP:]) / 1e3)
     dist.all_reduce(median)
     return median.item() / dist.get_world_size()
 

@@ -43,7 +43,8 @@ from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.transfers import Round
 from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import compose
-from ddltrace.experiments.frequency.frequency import Frequency
+from ddltrace.experiments.frequency.frequency import Frequency, Periodic
+from ddltrace.experiments.frequency.local_sgd import PostLocalSgd
 from ddltrace.experiments.messages.message_plan import (
     Gradient,
     Message,
@@ -131,6 +132,7 @@ def apply(
     calibration: Calibration | None = None,
     times_codecs: bool = True,
     quiet: float = 1.0,
+    period: int | None = None,
 ) -> Edit:
     """Replaces the gradient messages of a program by those of a strategy.
 
@@ -142,6 +144,7 @@ def apply(
         calibration: What the engine's messages take of processors, where it is measured.
         times_codecs: Whether to time a codec here that is not calibrated.
         quiet: The share of its time that a rank's own work takes where no messages use processors.
+        period: After how many steps parameters are averaged, in place of the strategy's own period.
 
     Raises:
         Refused: The trace does not hold what the strategy would do to the job.
@@ -149,6 +152,8 @@ def apply(
     """
     strategy = parse(spec)
     _check(joined, strategy)
+    if period is not None:
+        strategy = _with_period(strategy, period)
     gradients = _gradients(joined, program)
     if network is None:
         raise Refused("the trace holds no sizes of messages: what messages cost is not known")
@@ -217,6 +222,21 @@ def _kind(strategy: Strategy) -> type[_Exchanged]:
     if strategy.place != "all":
         raise Refused("when its workers would go on is not simulated: experiment run measures it")
     return _Exchanged if strategy.schedule.cycle_ms is None else _Fused
+
+
+def _with_period(strategy: Strategy, period: int) -> Strategy:
+    """The same with another period between averages of parameters.
+
+    Raises:
+        Refused: It averages gradients, or groups do.
+    """
+    frequency = strategy.frequency
+    if not isinstance(frequency, Periodic | PostLocalSgd):
+        raise Refused(f"the trace has fewer steps than a cycle of {strategy.cycle_steps}")
+    try:
+        return replace(strategy, frequency=replace(frequency, period=period))
+    except ValueError as error:
+        raise Refused(f"the trace has fewer steps than it needs: {error}") from error
 
 
 def _gradients(joined: JoinedSteps, program: Program) -> list[Gradient]:

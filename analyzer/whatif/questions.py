@@ -97,6 +97,9 @@ _NORMAL_90: Final = 1.645 / 2.576
 
 _DRAWS: Final = 200
 
+_NEVER: Final = 1 << 40
+"""A period that is longer than any job."""
+
 
 class Refused(Exception):
     """The trace does not hold the answer; the message says why."""
@@ -329,12 +332,25 @@ class WhatIf:
 
     def _answer(self, question: Question) -> Answer:
         case, hosts, spread, crowding = self._case(question)
-        if question.asks_network:
+        if not question.asks_network:
+            return self._compare(question, case, spread)
+        steps = len(self.program.steps) - 1
+        if case.cycle <= steps:
             return self._on_network(question, case, hosts, spread, crowding)
-        return self._compare(question, case, spread)
+        # As often as the trace allows, and never: what the messages add is in proportion.
+        often, never = (
+            self._on_network(question, *self._case(question, period)) for period in (steps, _NEVER)
+        )
+        return _between(never, often, steps / case.cycle)
 
-    def _case(self, question: Question) -> tuple[_Case, tuple[int, ...], float, float]:
-        """What to replay; the hosts; how uncertain messages are; see `_crowding`."""
+    def _case(
+        self, question: Question, period: int | None = None
+    ) -> tuple[_Case, tuple[int, ...], float, float]:
+        """What to replay; the hosts; how uncertain messages are; see `_crowding`.
+
+        Args:
+            period: After how many steps the strategy's messages repeat, in place of its own period.
+        """
         if not question.to_json():
             raise Refused("nothing is asked: give at least one option")
         if abs(self.self_replay_error) > REFUSE and not self.answers_anyway:
@@ -366,6 +382,7 @@ class WhatIf:
                 calibration=self._calibration,
                 times_codecs=self.times_codecs,
                 quiet=self._quiet(self.network),
+                period=period,
             )
         program, work = edit.program, edit.work
         ranks, spread = len(hosts), 0.0
@@ -585,10 +602,7 @@ class WhatIf:
             raise Refused(str(error)) from error
 
     def _step_us(self, case: _Case, replayed: Replayed) -> float:
-        steps = _by_cycle(periods(replayed.ends), case.cycle)
-        if not len(steps):
-            raise Refused(f"the trace has fewer steps than a cycle of {case.cycle}")
-        time = float(np.median(steps)) / 1e3 / case.batches
+        time = float(np.median(_cycles(case, replayed))) / 1e3 / case.batches
         return max(time, self._least_us(case))
 
     def _least_us(self, case: _Case) -> float:
@@ -623,7 +637,7 @@ class WhatIf:
             reference: The replay of the job as it is, with messages that cost what they do there.
         """
         random = np.random.default_rng(0)
-        steps = _by_cycle(periods(replayed.ends), case.cycle)
+        steps = _cycles(case, replayed)
         drawn = np.median(random.choice(steps, (_DRAWS, len(steps))), axis=1) / np.median(steps)
         by_steps = np.quantile(drawn, (0.05, 0.95)) - 1
         noise = math.hypot(IDLE.step * _NORMAL_90, self.self_replay_error)
@@ -866,6 +880,27 @@ def recorded_us(trace: Trace, cycle: int) -> float:
     if not len(steps):
         raise TraceError(f"the trace has fewer steps than a cycle of {cycle}")
     return float(np.median(steps)) / 1e3
+
+
+def _cycles(case: _Case, replayed: Replayed) -> FloatArray:
+    """The mean time per step of each cycle of a replay; of all steps if a cycle has more."""
+    steps = periods(replayed.ends)
+    return _by_cycle(steps, min(case.cycle, len(steps)))
+
+
+def _between(never: Answer, often: Answer, share: float) -> Answer:
+    """The answer for what happens in some steps, by those for never and for `share` times as often.
+
+    Args:
+        share: How often it happens, as a share of how often it does in `often`.
+    """
+    times = {
+        each.name: value + share * (getattr(often, each.name) - value)
+        for each in fields(Answer)
+        if isinstance(value := getattr(never, each.name), float)
+    }
+    baseline_us = (never.speedup or 0.0) * (never.step_us or 0.0)
+    return replace(never, **times | {"speedup": baseline_us / times["step_us"]})
 
 
 def _by_cycle(steps: FloatArray, cycle: int) -> FloatArray:

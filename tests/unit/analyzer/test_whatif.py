@@ -649,6 +649,25 @@ def _averaged_in(program: Program, op: str, step: int) -> list[Exchange]:
     return [e for e in program.exchanges if (e.op, e.step) == (op, step) and e.tensors]
 
 
+@pytest.mark.parametrize("name", ["localsgd", "diloco", "noloco"])
+def test_periods_longer_than_the_trace_follow_from_shorter_ones(name):
+    asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
+    longest = len(asked.program.steps) - 1
+    inside, *beyond, never = (
+        asked.ask(Question(strategy=f"{name}:period={period}"))
+        for period in (longest, 2 * longest, 10 * longest, 1 << 30)
+    )
+    for answer, factor in zip(beyond, (2, 10), strict=True):
+        for field in ("step_us", "low_us", "high_us", "wait_us"):
+            first, last = (getattr(each, field) for each in (inside, never))
+            expected = last + (first - last) / factor
+            assert getattr(answer, field) == pytest.approx(expected, rel=1e-6, abs=1e-3)
+        assert answer.speedup == pytest.approx(asked.baseline_us / answer.step_us)
+    assert never.step_us < beyond[-1].step_us < beyond[0].step_us < inside.step_us
+    gathered = asked.ask(Question(strategy=f"accumulate:steps={longest + 1}")).refused
+    assert f"fewer steps than a cycle of {longest + 1}" in gathered
+
+
 def test_ranks_that_exchange_rarely_may_be_faster_than_their_work_says():
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
     rarely, always = (
