@@ -649,6 +649,23 @@ def _averaged_in(program: Program, op: str, step: int) -> list[Exchange]:
     return [e for e in program.exchanges if (e.op, e.step) == (op, step) and e.tensors]
 
 
+def test_a_device_only_casts():
+    trace = ddltrace.open(SAMPLES / "gpu-2-ranks")
+    asked = WhatIf(join_steps(trace)[1])
+    asked.times_codecs = False  # nothing is timed here for a job on a device
+    elements = sum(info.bytes for info in trace.tensors(0)) / 4
+    for spec in ("fp16", "bf16"):
+        answer = asked.ask(Question(strategy=spec))
+        # 4 bytes in and 2 out, and back.
+        assert answer.compute_us == pytest.approx(elements * 12 / 1000 / 1e3, rel=0.01)
+        (full,), (half,) = (
+            {sum(e.link_bytes for e in _averaged(asked, each, step=1))} for each in ("ddp", spec)
+        )
+        assert half == full / 2
+    for spec in ("int8", "fp16+feedback", "lars", "asp", "gossip"):
+        assert "on this device is not known" in asked.ask(Question(strategy=spec)).refused
+
+
 @pytest.mark.parametrize("name", ["localsgd", "diloco", "noloco"])
 def test_periods_longer_than_the_trace_follow_from_shorter_ones(name):
     asked = WhatIf(join_steps(ddltrace.open(SAMPLES / "ddp-4-hosts-400mbit"))[1])
