@@ -954,12 +954,12 @@ class _Fused(_Exchanged):
 
     def _ticks(self, step: int) -> Iterator[tuple[Message, int]]:
         """The messages of a step, and at which tick they are sent."""
-        cycle_ns = round((self._schedule.cycle_ms or 0.0) * 1e6)
+        cycle_ns = max(round((self._schedule.cycle_ms or 0.0) * 1e6), 1)
         dispatcher, ready = self._schedule.dispatcher(self._plan), self._ready_times(0, step)
         left = deque(sorted(ready, key=ready.__getitem__))
         tick = ready[left[0]]
         while left:
-            tick += cycle_ns
+            tick += cycle_ns * max(-(-(ready[left[0]] - tick) // cycle_ns), 1)
             while left and ready[left[0]] <= tick:
                 dispatcher.gradient_ready(left.popleft())
             if not left:

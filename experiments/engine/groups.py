@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
 import torch.distributed as dist
 
-_made: Final[list[dist.ProcessGroup]] = []
+_made: Final[weakref.WeakSet[dist.ProcessGroup]] = weakref.WeakSet()  # a job ends them itself
 _numbers: Final[dict[str, Iterator[int]]] = defaultdict(lambda: itertools.count(1))
 
 
@@ -34,12 +35,12 @@ def new_group_like(
         group_desc=f"ddltrace:{name}" + (f" {number}" if number > 1 else ""),
     )
     assert isinstance(made, dist.ProcessGroup)
-    _made.append(made)
+    _made.add(made)
     return made
 
 
 def destroy_groups() -> None:
-    """Ends the groups that were made, whose threads else go on as long as the process."""
+    """Ends the groups that were made, whose threads else go on until the job ends its groups."""
     while _made:
         dist.destroy_process_group(_made.pop())
     gc.collect()  # what has used them may refer to itself

@@ -536,6 +536,7 @@ def test_what_is_ready_at_a_tick_leaves_together():
         ("fusion:cycle_ms=1000", {1}),
         ("fusion:cycle_ms=1000,threshold_mb=0", {gradients}),
         ("fusion:cycle_ms=5", set(range(2, gradients))),
+        ("fusion:cycle_ms=1e-9", set(range(gradients - 3, gradients + 1))),
     ):
         sent = _averaged(asked, spec, step=3)
         assert len(sent) in messages, spec
