@@ -146,9 +146,11 @@ class PairStepPolicy(ParametersApart):
         received = torch.empty_like(own)
         with carrying("weights and distance of an outer step", self._parameters):
             works = dist.batch_isend_irecv(
+                # Gloo announces a receive on the connection that carries the data: behind a send,
+                # both directions would go one after the other.
                 [
-                    dist.P2POp(dist.isend, own, group=group, group_peer=partner),
                     dist.P2POp(dist.irecv, received, group=group, group_peer=partner),
+                    dist.P2POp(dist.isend, own, group=group, group_peer=partner),
                 ]
             )
         for work in works:

@@ -143,9 +143,10 @@ class HierarchicalExchange(TokenExchange):
             coming = [(far, one) for far in self.hosts[other] for one in here]
             lengths = [sizes[far][one] for far, one in coming]
             arrival = rows.new_empty(sum(lengths), *rows.shape[1:])
-            # Both know the sizes: nothing is sent where there is nothing.
-            works += [dist.isend(message, peer)] if len(message) else []
+            # Both know the sizes: nothing is sent where there is nothing. The receive comes first:
+            # Gloo announces it on the connection that carries the data.
             works += [dist.irecv(arrival, peer)] if len(arrival) else []
+            works += [dist.isend(message, peer)] if len(message) else []
             messages.append(message)  # it lives until it is sent
             held |= zip(
                 coming, torch.split(arrival, lengths), strict=True
