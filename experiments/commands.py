@@ -545,7 +545,7 @@ Examples:
     type=click.IntRange(3),
     default=10,
     show_default=True,
-    help="Timed rounds of each size.",
+    help="Timed rounds of each size; of each exchange, half as many.",
 )
 @_timeout(600.0, "the measurement is ended")
 @flat_network_options
@@ -582,8 +582,8 @@ def calibrate_command(
 
     All_reduces of 1 KiB to 16 MiB run on all ranks and on two of them, with NCCL where there are
     GPUs, else with Gloo. With Gloo, the engine's exchanges follow: what codecs and architectures
-    take of the processors. Run it on the machines, and with the number of ranks, of the job whose
-    trace is asked about.
+    take of the processors, which takes minutes for every technique. Run it on the machines, and
+    with the number of ranks, of the job whose trace is asked about.
     """
     from ddltrace.analyzer.whatif.calibration import FILE
     from ddltrace.experiments.calibration import calibrate
