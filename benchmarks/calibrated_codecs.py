@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddltrace.analyzer.whatif.calibration import Calibration, read_calibration
+from ddltrace.analyzer.whatif.calibration import read_calibration
 from ddltrace.experiments import workloads
 from ddltrace.experiments.calibration import busy_us, calibrate
 from ddltrace.experiments.harness.job_process import ranks_launcher
@@ -27,6 +27,7 @@ from ddltrace.experiments.strategy.spec import parse
 
 if TYPE_CHECKING:
     from ddltrace.experiments.strategy.strategy import Strategy
+    from ddltrace.experiments.workloads.base import Workload
 
 WORKLOADS = ("vgg", "resnet", "gpt")
 CODECS = ("fp16", "int8", "fp8", "int4", "thc", "qsgd", "ternary", "signsgd", "topk", "powersgd")
@@ -73,9 +74,10 @@ def compare(file: Path, names: Sequence[str], specs: Sequence[str], rounds: int)
     if dist.get_rank() == 0:
         print(f"{'':30} {'calibrated':>14} {'in training':>14}")
     for name in names:
-        own = training_us(name, None, rounds)
+        own, parts = training_us(name, None, rounds), messages_of(name)
         for spec in specs:
-            calibrated = calibrated_us(calibration, name, spec)
+            each_ns = [calibration.exchange_ns(spec, each, messages=len(parts)) for each in parts]
+            calibrated = sum(ns or 0.0 for ns in each_ns) / 1e3
             taken = training_us(name, parse(spec), rounds) - own
             if dist.get_rank() == 0:
                 times = f"{calibrated / 1e3:11.1f} ms {taken / 1e3:11.1f} ms"
@@ -91,7 +93,7 @@ def training_us(name: str, strategy: Strategy | None, rounds: int) -> float:
     from ddltrace.experiments.engine.attach import attach
     from ddltrace.experiments.engine.groups import destroy_groups
 
-    workload = workloads.create(name, width=workloads.WORKLOADS[name].width, batch_size=16, seed=0)
+    workload = create(name)
     exchange = None if strategy is None else attach(workload.model, strategy)
     model = workload.model if exchange is None else exchange.model
     optimizer = torch.optim.SGD(workload.model.parameters(), lr=0.01, momentum=0.9)
@@ -111,19 +113,19 @@ def training_us(name: str, strategy: Strategy | None, rounds: int) -> float:
     return busy
 
 
-def calibrated_us(calibration: Calibration, name: str, spec: str) -> float:
-    """What all messages of a step of a workload take by the calibration."""
+def messages_of(name: str) -> list[list[int]]:
+    """Elements of each gradient in each message of a step of a workload."""
     from ddltrace.experiments.messages.message_plan import describe_gradient
     from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 
-    workload = workloads.create(name, width=workloads.WORKLOADS[name].width, batch_size=16, seed=0)
-    named = list(enumerate(workload.model.named_parameters()))
+    named = list(enumerate(create(name).model.named_parameters()))
     plan = DdpBuckets().plan([describe_gradient(i, n, p) for i, (n, p) in reversed(named)])
-    found = 0.0
-    for message in plan.messages:
-        parts = [each.elements for each in message.slices]
-        found += calibration.exchange_ns(spec, parts, messages=len(plan.messages)) or 0.0
-    return found / 1e3
+    return [[each.elements for each in message.slices] for message in plan.messages]
+
+
+def create(name: str) -> Workload:
+    """A workload of its default width."""
+    return workloads.create(name, width=workloads.WORKLOADS[name].width, batch_size=16, seed=0)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,6 @@ from ddltrace.experiments.codecs.codec import CodecDescription
 from ddltrace.experiments.codecs.feedback import compose
 from ddltrace.experiments.codecs.half_precision import HalfPrecision
 from ddltrace.experiments.frequency.frequency import Frequency, Periodic
-from ddltrace.experiments.frequency.local_sgd import PostLocalSgd
 from ddltrace.experiments.messages.message_plan import (
     Gradient,
     Message,
@@ -245,7 +244,7 @@ def _with_period(strategy: Strategy, period: int) -> Strategy:
         Refused: It averages gradients, or groups do.
     """
     frequency = strategy.frequency
-    if not isinstance(frequency, Periodic | PostLocalSgd):
+    if not isinstance(frequency, Periodic):
         raise Refused(f"the trace has fewer steps than a cycle of {strategy.cycle_steps}")
     try:
         return replace(strategy, frequency=replace(frequency, period=period))
@@ -393,6 +392,8 @@ class _Exchanged:
         self._strategy, self._gradients = strategy, gradients
         self._ranks = ranks
         self._order = {gradient.index: place for place, gradient in enumerate(gradients)}
+        # When each rank begins and ends each step, in the trace.
+        self._bounds = [step_bounds(joined, rank, program.steps) for rank in program.ranks]
         schedule = strategy.schedule
         if schedule.timed_steps:
             rounds = messages_in_a_row("all_reduce", ranks)
@@ -464,7 +465,7 @@ class _Exchanged:
         """Adds the messages that start in a step."""
         if self._averages is not None:
             self._average_after(step, self._averages)
-        elif self._averages_gradients(step):
+        elif self._updates_after(step):
             self._beside.add(step)
             for number, ranks in enumerate(self._groups):
                 if not self._ops:
@@ -472,11 +473,11 @@ class _Exchanged:
                 places = range(len(self._costs))
                 self._numbers[step, number] = [self._add(each, ranks, step) for each in places]
 
-    def _averages_gradients(self, step: int) -> bool:
-        """Whether gradients are averaged in a step, or an update sends messages of its own."""
+    def _updates_after(self, step: int) -> bool:
+        """Whether a step ends with an update: while gradients accumulate, it does not."""
         frequency = self._strategy.frequency
-        cycle = 1 if frequency is None else frequency.cycle_steps
-        return self._averages is None and (step + 1) % cycle == 0
+        once_a_step = frequency is None or self._averages is not None
+        return once_a_step or (step + 1) % self._strategy.cycle_steps == 0
 
     def _add_signals(self, average: _Average, ranks: IntArray) -> None:
         for index in [*(gradient.index for gradient in self._gradients), NULL]:
@@ -755,11 +756,7 @@ class _Exchanged:
             between[kind == STEP_END] += more
         if self._update_ns is not None:
             updates = self._updates_ns(place) * shares[:-1]
-            # What accumulates gradients updates in some steps only.
-            steps = range(len(updates))
-            changed = [
-                self._averages is not None or self._averages_gradients(step) for step in steps
-            ]
+            changed = [self._updates_after(step) for step in range(len(updates))]
             more = np.where(changed, self._update_ns - updates, 0.0)
             between[kind == STEP_END] = np.maximum(between[kind == STEP_END] + more, 0.0)
         return Items(kind, exchange, between, extra, begin, until, step)
@@ -767,13 +764,13 @@ class _Exchanged:
     def _updates_ns(self, place: int) -> FloatArray:
         """How long a rank's optimizer takes in each step."""
         update = self._joined.work[self._program.ranks[place]]["update"]
-        return lengths_within(update, *self._bounds(place)).astype(float)
+        return lengths_within(update, *self._bounds[place]).astype(float)
 
     def _update_begins(self, place: int) -> list[int]:
         """When a rank's update begins in each step, in the trace."""
         rank = self._program.ranks[place]
         time_, update = self._joined.scans[rank].gradient_time, self._joined.work[rank]["update"]
-        starts, ends = self._bounds(place)
+        starts, ends = self._bounds[place]
         found = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             inside = time_[(time_ >= start) & (time_ < end)]
@@ -823,7 +820,7 @@ class _Exchanged:
     def _points(self, place: int) -> Iterator[tuple[int, int, int]]:
         """Time, kind and exchange of what a rank does for the strategy."""
         group = next(number for number, ranks in enumerate(self._groups) if place in ranks)
-        starts, ends = self._bounds(place)
+        starts, ends = self._bounds[place]
         begins = self._update_begins(place) if self._ops else []
         for step in range(len(starts)):
             for number in self._numbers[step, group] if self._ops else ():
@@ -847,16 +844,12 @@ class _Exchanged:
         del number, ready
         return 0.0
 
-    def _bounds(self, place: int) -> tuple[IntArray, IntArray]:
-        """When a rank begins and ends each step, in the trace."""
-        return step_bounds(self._joined, self._program.ranks[place], self._program.steps)
-
     def _ready_times(self, place: int, step: int) -> dict[int, int]:
         """When each gradient of a step is ready on a rank, in the trace.
 
         With the last one at the latest, which is also when those are whose time is not known.
         """
-        scan, end = self._joined.scans[self._program.ranks[place]], self._bounds(place)[1][step]
+        scan, end = self._joined.scans[self._program.ranks[place]], self._bounds[place][1][step]
         rows = scan.gradient_step == self._program.steps[step]
         known = dict(zip(scan.gradient_tensor[rows], scan.gradient_time[rows], strict=True))
         last = int(max(known.values(), default=end - 1))
@@ -873,7 +866,7 @@ class _Exchanged:
         """
         messages, (step, _) = self._numbers[average], average
         update = self._joined.work[self._program.ranks[place]]["update"].start
-        starts, ends = self._bounds(place)
+        starts, ends = self._bounds[place]
         if self._schedule.wait == "update":
             begin = _begin(update, last, int(ends[step]))
             yield from ((begin, WAIT, number) for number in messages)
@@ -941,7 +934,7 @@ class _Fused(_Exchanged):
 
     def _message_costs(self) -> list[_Cost]:
         """What the messages of the step with the most messages cost."""
-        steps = filter(self._averages_gradients, range(len(self._program.steps)))
+        steps = filter(self._updates_after, range(len(self._program.steps)))
         ticks = {step: list(self._ticks(step)) for step in steps}
         self._fragments = [range(max(map(len, ticks.values()), default=0))]
         self._fused = {
@@ -967,7 +960,7 @@ class _Fused(_Exchanged):
             yield from ((message, tick) for message in dispatcher.tick())
 
     def _add_step(self, step: int) -> None:
-        if not self._averages_gradients(step):
+        if not self._updates_after(step):
             return
         self._beside.add(step)
         numbers = []
@@ -1009,12 +1002,14 @@ class _Grouped(_Exchanged):
         if len(set(of_rank)) > 1 and any(len(each) == 1 for each in hosts):
             raise Refused("what messages inside a host cost is not in the trace")
         self._costs_of: dict[int, list[_Cost]] = {}
-        for self._ranks in sorted({len(group) for group in groups}):
-            self._costs_of[self._ranks] = super()._message_costs()
-        largest, self._ranks = self._ranks, everyone
+        sizes = sorted({len(group) for group in groups})
+        for size in sizes:
+            self._ranks = size  # for which costs are found
+            self._costs_of[size] = super()._message_costs()
+        self._ranks = everyone
         parameters = plan_in_order(sorted(self._gradients, key=lambda each: each.index))
         self._parameters = [(each, self._plain(each)) for each in parameters.messages]
-        return self._costs_of[largest]
+        return self._costs_of[sizes[-1]]
 
     def edit(self) -> Edit:
         """The program with the messages of groups and of all ranks."""
@@ -1025,17 +1020,16 @@ class _Grouped(_Exchanged):
         return super().edit()
 
     def _add_step(self, step: int) -> None:
-        if self._averages_gradients(step):
-            self._beside.add(step)
-            for group, ranks in enumerate(self._groups):
-                if len(ranks) > 1:
-                    self._add_signals((step, group), ranks)
-                    costs = zip(self._plan.messages, self._costs_of[len(ranks)], strict=True)
-                    exchange = _exchange("all_reduce", ranks, step, self._queues[group])
-                    self._numbers[step, group] = [
-                        self._append(exchange, cost, tuple(message.gradients))
-                        for message, cost in costs
-                    ]
+        self._beside.add(step)
+        for group, ranks in enumerate(self._groups):
+            if len(ranks) > 1:
+                self._add_signals((step, group), ranks)
+                costs = zip(self._plan.messages, self._costs_of[len(ranks)], strict=True)
+                exchange = _exchange("all_reduce", ranks, step, self._queues[group])
+                self._numbers[step, group] = [
+                    self._append(exchange, cost, tuple(message.gradients))
+                    for message, cost in costs
+                ]
         if self._rule.averages_after(step):
             exchange = _exchange("all_reduce", self._everyone, step, self._queue)
             self._launched[step] = self._due[step] = [
@@ -1317,7 +1311,7 @@ class _Neighbours(_ByRule):
 
     def _points(self, place: int) -> Iterator[tuple[int, int, int]]:
         """Where a rank sends and receives after an update, and waits before the next one."""
-        begins, (_, ends) = self._update_begins(place), self._bounds(place)
+        begins, (_, ends) = self._update_begins(place), self._bounds[place]
         for step, numbers in self._launched.items():
             for number in numbers:
                 if place in self._exchanges[number].places:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddltrace.experiments.frequency.frequency import (
-    Exchanged,
-    Frequency,
     Periodic,
     StepContext,
     StepPolicy,
@@ -62,7 +60,7 @@ class LocalSgd(Periodic):
     "Post-local SGD, arXiv 1808.07217",
 )
 @dataclass(frozen=True)
-class PostLocalSgd(Frequency):
+class PostLocalSgd(Periodic):
     """Synchronous SGD for `start` updates, then local SGD.
 
     The steps are those of ``torch.distributed.algorithms``: ``PostLocalSGDState`` without gradient
@@ -73,15 +71,13 @@ class PostLocalSgd(Frequency):
         period: Updates from one average of the parameters to the next.
     """
 
-    exchanges: ClassVar[Exchanged] = "parameters"
-    start: int = 100
     period: int = 8
+    start: int = 100
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.start < 0:
             raise ValueError("start must be at least 0")
-        if self.period < 1:
-            raise ValueError("period must be at least 1")
 
     def policy(self, context: StepContext) -> StepPolicy:
         """Averages."""
@@ -91,11 +87,6 @@ class PostLocalSgd(Frequency):
     def opening_steps(self) -> int:
         """The steps of synchronous SGD."""
         return self.start
-
-    @property
-    def cycle_steps(self) -> int:
-        """Steps after which the exchanges repeat."""
-        return self.period
 
     def exchanges_gradients(self, step: int) -> bool:
         """Whether gradients are averaged in update number `step`, from 0."""
