@@ -65,7 +65,7 @@ def calibrate(
 
     Args:
         ranks: Number of ranks.
-        rounds: Timed rounds of each size; of each exchange, half as many.
+        rounds: Timed rounds of each size and exchange.
         timeout_s: Seconds after which a measurement is ended.
         hosts: Hosts of an emulated network, one rank each; None for this machine's own.
         bandwidth: Rate of each of its links.
@@ -82,7 +82,7 @@ def calibrate(
     if strategies and found["library"] == "gloo":
         exchanges = list(dict.fromkeys(map(exchange_of, strategies)))
         fast = ranks_launcher(ranks, hosts, None if hosts is None else _FAST)
-        found |= _measure(fast, max(rounds // 2, 3), timeout_s, exchanges)
+        found |= _measure(fast, rounds, timeout_s, exchanges)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"schema": SCHEMA, "created": created, **found}
 

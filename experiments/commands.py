@@ -545,7 +545,7 @@ Examples:
     type=click.IntRange(3),
     default=10,
     show_default=True,
-    help="Timed rounds of each size; of each exchange, half as many.",
+    help="Timed rounds of each size and exchange.",
 )
 @_timeout(600.0, "the measurement is ended")
 @flat_network_options
