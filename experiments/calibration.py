@@ -284,7 +284,7 @@ def _training(model: nn.Module) -> Callable[[], None]:
 
 
 class _EqualMessages(Schedule):
-    """Sends as many messages as is said, each of as many neighbouring parameters."""
+    """Sends a given number of messages, each with the same number of neighboring parameters."""
 
     def __init__(self, messages: int) -> None:
         self._messages = messages

@@ -222,7 +222,7 @@ def _is_on_cpu(joined: JoinedSteps) -> bool:
 
 
 def _kind(strategy: Strategy) -> type[_Exchanged]:
-    """What makes the program of a strategy.
+    """The class that makes the program of a strategy.
 
     Raises:
         Refused: Its rule of synchronization is not simulated.
@@ -988,7 +988,9 @@ class _Fused(_Exchanged):
 
 
 class _Grouped(_Exchanged):
-    """Makes the program of groups that average gradients, and of all ranks' parameters at times."""
+    """Makes the program of a rule by which groups average gradients in each step.
+
+    All ranks average their parameters after some steps."""
 
     def _message_costs(self) -> list[_Cost]:
         """What the messages of a largest group cost."""
@@ -1321,7 +1323,7 @@ class _Neighbours(_ByRule):
 
 
 class Answered:
-    """Ranks beside which others answer at once: each exchange starts the one that follows it."""
+    """Passive ranks that answer requests at once: the end of an exchange starts the next one."""
 
     def __init__(self, following: Mapping[int, int]) -> None:
         self._following = following

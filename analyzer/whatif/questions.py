@@ -337,7 +337,7 @@ class WhatIf:
         steps = len(self.program.steps) - 1
         if case.cycle <= steps:
             return self._on_network(question, case, hosts, spread, crowding)
-        # As often as the trace allows, and never: what the messages add is in proportion.
+        # What messages add to a step is taken to be in proportion to how often they are sent.
         often, never = (
             self._on_network(question, *self._case(question, period)) for period in (steps, _NEVER)
         )
@@ -889,10 +889,12 @@ def _cycles(case: _Case, replayed: Replayed) -> FloatArray:
 
 
 def _between(never: Answer, often: Answer, share: float) -> Answer:
-    """The answer for what happens in some steps, by those for never and for `share` times as often.
+    """Interpolates the answer for messages of some frequency.
 
     Args:
-        share: How often it happens, as a share of how often it does in `often`.
+        never: The answer without the messages.
+        often: The answer with a higher frequency.
+        share: The frequency asked about, divided by that of `often`.
     """
     times = {
         each.name: value + share * (getattr(often, each.name) - value)
